@@ -1,0 +1,34 @@
+"""`ktae list`."""
+
+import json as encoder
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ktae_cli.catalogue import declaration, names
+from ktae_cli.cli import options
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    estimators = "estimators"
+    readers = "readers"
+    exports = "exports"
+
+
+def list_plugins(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    json: options.Json = False,
+) -> None:
+    """List what there is: estimators, readers or exports, one line each."""
+    found = [declaration(kind.value, name) for name in names(kind.value)]
+    if json:
+        print(
+            encoder.dumps([{"name": item.name, "summary": item.summary, "needs": list(item.needs)} for item in found])
+        )
+        return
+    width = max(len(item.name) for item in found)
+    for item in found:
+        print(f"{item.name:{width}}  {item.summary}")

@@ -1,0 +1,112 @@
+"""What every estimator shares: the declaration, the check before any compute, and the call."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from ktae_cli.batch import GroupBatch
+from ktae_cli.catalogue import needs as needs_of
+from ktae_cli.catalogue import resolve_spec
+from ktae_cli.errors import MissingColumnError
+from ktae_cli.names import Spec
+from ktae_cli.stats.segments import constant_within_groups, mean_within_groups
+
+_BATCH_FIELDS = {"response_ids": "token_ids", "reward": "rewards"}
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """The KTAE statistics of each distinct (group, token id), all tensors (n_entries,)."""
+
+    group: Tensor
+    token_id: Tensor
+    key_weight: Tensor
+    effect: Tensor
+    p_value: Tensor
+    information_gain: Tensor
+    correct_with: Tensor
+    incorrect_with: Tensor
+    n_correct: Tensor
+    n_incorrect: Tensor
+    tf_correct: Tensor
+    tf_incorrect: Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Advantages (n_tokens,) float32, further per-token columns by name, and the token table of a KTAE estimator."""
+
+    advantages: Tensor
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    tokens: TokenScores | None = None
+
+
+def estimator(
+    *, needs: tuple[str, ...], level: str, scope: str, columns: tuple[str, ...] = ()
+) -> Callable[[Callable], Callable]:
+    """Declare an estimator: the canonical columns it needs, what it returns, and over what it pools.
+
+    columns: the per-token columns that it returns beside the advantages.
+
+    level "rollout": a tensor (n_rollouts,), spread over the mask here; "token": an `Estimate`.
+    scope "group": each group by itself; "batch": statistics of the whole batch.
+    """
+
+    def declare(function: Callable) -> Callable:
+        function.needs, function.level, function.scope, function.columns = needs, level, scope, columns
+        return function
+
+    return declare
+
+
+def load(spec: str | Spec) -> tuple[Callable, Spec]:
+    """Import an estimator; return its function and the resolved spec."""
+    spec = resolve_spec(spec)
+    return getattr(import_module(f"ktae_cli.estimators.{spec.name}"), spec.name), spec
+
+
+def rollout_advantages(spec: str | Spec, batch: GroupBatch) -> Tensor:
+    """Return the advantages (n_rollouts,) float64 of a rollout-level spec."""
+    function, spec = load(spec)
+    return function(batch, **dict(spec.arguments))
+
+
+def estimate(spec: str | Spec, batch: GroupBatch) -> Estimate:
+    """Run one estimator on a batch.
+
+    Raises `MissingColumnError` when the batch lacks a column that the spec needs. Advantages are float32 and 0
+    where response_mask is false.
+    """
+    function, spec = load(spec)
+    check_needs(spec, {name for name in needs_of(spec) if _has(batch, name)})
+    if function.level == "rollout":
+        return Estimate(batch.spread(function(batch, **dict(spec.arguments))))
+    return function(batch, **dict(spec.arguments))
+
+
+def check_needs(spec: Spec, available: set[str]) -> None:
+    """Raise `MissingColumnError` that names the columns which the spec needs and the input lacks."""
+    missing = [name for name in needs_of(spec) if name not in available]
+    if missing:
+        raise MissingColumnError(
+            f"{spec} needs {', '.join(missing)}, which the input does not have; "
+            f"name a column with --map {missing[0]}=COLUMN, or choose an estimator without it"
+        )
+
+
+def _has(batch: GroupBatch, name: str) -> bool:
+    return getattr(batch, _BATCH_FIELDS.get(name, name)) is not None
+
+
+def no_signal(batch: GroupBatch, rewards: Tensor) -> Tensor:
+    """Tell for each rollout (n_rollouts,) bool whether its group gives none: one rollout, or all rewards equal."""
+    return constant_within_groups(rewards, batch.group_index, batch.n_groups)[batch.group_index]
+
+
+def centred(batch: GroupBatch, rewards: Tensor) -> Tensor:
+    """Return rewards minus their group's mean (n_rollouts,), exactly 0 where the group gives no signal."""
+    difference = rewards - mean_within_groups(rewards, batch.group_index, batch.n_groups)[batch.group_index]
+    return torch.where(no_signal(batch, rewards), 0.0, difference)

@@ -1,0 +1,126 @@
+"""What a file of rollouts holds: groups, verdicts, lengths, columns, and what each estimator would need."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ktae_cli.catalogue import names, needs
+from ktae_cli.errors import KtaeError
+from ktae_cli.mapping import Mapping, resolve_mapping
+from ktae_cli.names import Spec
+from ktae_cli.partition import scan_groups
+from ktae_cli.readers.base import column_at, list_lengths, root_of
+from ktae_cli.rollouts import ReadOptions, RowErrors, reward_and_verdict, was_truncated
+
+
+@dataclass
+class Rows:
+    """Per-row facts of the whole input: a few numbers a row, never its tokens."""
+
+    reward: list[np.ndarray] = field(default_factory=list)
+    correct: list[np.ndarray] = field(default_factory=list)
+    length: list[np.ndarray] = field(default_factory=list)
+    truncated: int = 0
+    unreadable: str = ""
+
+
+def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], threshold: float) -> dict[str, Any]:
+    """Read an input once and return its facts; a missing group, reward or id column is a fact, not an error."""
+    mapping, problem = _mapping(source, overrides, group_by)
+    facts: dict[str, Any] = {"rollouts": source.n_rows, "columns": dict(mapping.columns), "problem": problem}
+    used = {path.partition(".")[0] for path in (*mapping.columns.values(), *mapping.group_key)}
+    facts["passes_through"] = [name for name in source.schema.names if name not in used]
+    facts["group_key"] = list(mapping.group_key)
+    rows = _read(source, mapping, ReadOptions(correct_threshold=threshold, on_error="skip"))
+    correct = np.concatenate(rows.correct) if rows.correct else np.full(source.n_rows, -1, np.int8)
+    facts["pass_rate"] = _mean(correct[correct >= 0])
+    facts["verdict_unknown"] = int((correct < 0).sum())
+    facts["truncated"] = rows.truncated if "finish_reason" in mapping.columns else None
+    facts["unreadable"] = rows.unreadable
+    if rows.reward:
+        reward = np.concatenate(rows.reward)
+        known = reward[~np.isnan(reward)]
+        facts["unscored"] = int(np.isnan(reward).sum())
+        values, counts = np.unique(known, return_counts=True)
+        facts["reward_values"] = dict(zip(values.tolist(), counts.tolist(), strict=True)) if len(values) <= 8 else None
+        facts["reward_range"] = [float(known.min()), float(known.max())] if len(known) else None
+    if rows.length:
+        facts |= _lengths(np.concatenate(rows.length), correct)
+    if mapping.group_key:
+        index = scan_groups(source.batches, source.schema, mapping, source.place)
+        facts |= _groups(index.codes, index.sizes, correct)
+        facts["contiguous"], facts["warnings"] = index.contiguous, list(index.warnings)
+    have = set(mapping.columns) | ({"reward"} if "correct" in mapping.columns else set())
+    facts["estimators"] = {
+        name: [column for column in needs(Spec(name)) if column not in have] for name in names("estimators")
+    }
+    written = source.own_metadata() or {}
+    facts["scored_with"] = [estimator["spec"] for estimator in written.get("estimators", [])]
+    return facts
+
+
+def _mapping(source, overrides: dict[str, str], group_by: list[str]) -> tuple[Mapping, str]:
+    try:
+        return resolve_mapping(source.schema, overrides, group_by), ""
+    except KtaeError as error:
+        if overrides or group_by:
+            raise
+        fallback = resolve_mapping(source.schema, {}, [source.schema.names[0]]) if source.schema.names else None
+        return Mapping(fallback.columns if fallback else {}, ()), str(error)
+
+
+def _read(source, mapping: Mapping, options: ReadOptions) -> Rows:
+    wanted = [n for n in ("reward", "correct", "response_ids", "finish_reason") if n in mapping.columns]
+    roots = list(dict.fromkeys(root_of(source.schema, mapping.columns[name]) for name in wanted))
+    rows, first = Rows(), 0
+    for batch in source.batches(roots) if roots else ():
+        column = {name: column_at(batch, mapping.columns[name]) for name in wanted}
+        errors = RowErrors(len(batch), lambda i, at=first: source.place(at + i), options.on_error)
+        if "reward" in column or "correct" in column:
+            reward, correct = reward_and_verdict(column, options, errors)
+            rows.reward.append(reward)
+            rows.correct.append(correct)
+        if "response_ids" in column:
+            rows.length.append(list_lengths(column["response_ids"])[0])
+        rows.truncated += int(was_truncated(column.get("finish_reason"), len(batch)).sum())
+        rows.unreadable = rows.unreadable or errors.first
+        first += len(batch)
+    return rows
+
+
+def _lengths(length: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
+    def quantiles(values: np.ndarray) -> dict[str, float] | None:
+        if not len(values):
+            return None
+        low, middle, high = np.percentile(values, [5, 50, 95]).tolist()
+        return {"min": int(values.min()), "p5": low, "median": middle, "p95": high, "max": int(values.max())}
+
+    return {
+        "tokens": int(length.sum()),
+        "length": quantiles(length),
+        "length_right": quantiles(length[correct == 1]),
+        "length_wrong": quantiles(length[correct == 0]),
+        "empty_responses": int((length == 0).sum()),
+    }
+
+
+def _groups(codes: np.ndarray, sizes: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
+    right = np.bincount(codes[correct == 1], minlength=len(sizes))
+    wrong = np.bincount(codes[correct == 0], minlength=len(sizes))
+    alone = sizes == 1
+    values, counts = np.unique(sizes, return_counts=True)
+    rate = right / np.maximum(right + wrong, 1)
+    return {
+        "groups": len(sizes),
+        "group_sizes": dict(zip(values.tolist(), counts.tolist(), strict=True)),
+        "groups_mixed": int(((right > 0) & (wrong > 0)).sum()),
+        "groups_all_correct": int((~alone & (right > 0) & (wrong == 0)).sum()),
+        "groups_all_wrong": int((~alone & (wrong > 0) & (right == 0)).sum()),
+        "groups_singleton": int(alone.sum()),
+        "pass_rate_histogram": np.histogram(rate[(right + wrong) > 0], bins=10, range=(0, 1))[0].tolist(),
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,199 @@
+"""An input resolved against the options: columns, groups, estimators; what can be refused is refused here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ktae_cli.catalogue import needs
+from ktae_cli.errors import InputError, MissingColumnError, PrerequisiteError
+from ktae_cli.mapping import Mapping, resolve_mapping
+from ktae_cli.names import Spec
+from ktae_cli.partition import GroupIndex, scan_groups
+from ktae_cli.pipeline import column_plan, parse_specs
+from ktae_cli.readers._retokenized import RetokenizedRollouts
+from ktae_cli.rollouts import ReadOptions
+from ktae_cli.schema import BY_NAME, is_score_column
+from ktae_cli.tokenizer_file import end_of_text_ids
+from ktae_cli.tokens import choose_decoder
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The options of `ktae score`, under their names on the command line."""
+
+    estimators: tuple[str, ...] = ("ktae",)
+    device: str = "auto"
+    jobs: int = 0
+    limit: int = 0
+    group_by: tuple[str, ...] = ()
+    map: dict[str, str] = field(default_factory=dict)
+    correct_threshold: float = 0.0
+    reward_from: str = "reward"
+    truncated: str = "keep"
+    columns: str = "all"
+    on_error: str = "stop"
+    tokenizer: Path | None = None
+    eos_ids: tuple[int, ...] = ()
+    write_tokens: bool = True
+    strict: bool = False
+    notice: Callable[[str], None] = lambda text: None
+    warn: Callable[[str], None] = lambda text: None
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An input resolved against the options: everything known before the first token is scored."""
+
+    source: Any
+    mapping: Mapping
+    index: GroupIndex
+    specs: list[Spec]
+    read: ReadOptions
+    decoder: Any
+    eos_ids: tuple[int, ...]
+    columns: dict[str, Any]
+    """Input column -> name in the output; ours of an earlier run are left out."""
+    warnings: list[str]
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows that will be written."""
+        return int(np.count_nonzero(self.index.codes >= 0))
+
+
+def make_plan(source, options: ScoreOptions) -> Plan:
+    """Resolve columns, groups and estimators; everything that can be refused is refused here."""
+    warnings: list[str] = []
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        options.warn(text)
+
+    if source.n_rows == 0:
+        raise InputError(f"{_name_of(source)}: no rollouts (0 rows)")
+    specs = parse_specs(list(options.estimators))
+    mapping = resolve_mapping(source.schema, options.map, list(options.group_by))
+    source, mapping = _with_token_ids(source, mapping, options, warn)
+    _check_columns(mapping, specs, options)
+    for text in mapping.notices:
+        options.notice(f"column {text}")
+    if "reward" not in mapping.columns:
+        options.notice(f"no reward column: reward is 1 or 0 from {mapping.columns['correct']}")
+    if "correct" not in mapping.columns:
+        options.notice(f"no verdict column: correct is {mapping.columns['reward']} > {options.correct_threshold:g}")
+    index = scan_groups(source.batches, source.schema, mapping, source.place)
+    if options.limit:
+        index = index.limited(options.limit)
+    for text in index.warnings:
+        warn(text)
+    if mapping.hashed:
+        sizes = np.unique(index.sizes)
+        shown = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        options.notice(
+            f"no group column: {len(index.keys)} groups of {shown} rollouts by {' + '.join(mapping.group_key)}"
+        )
+    beside = getattr(source, "paths", [])
+    decoder, origin = choose_decoder(options.tokenizer, beside, "response_tokens" in mapping.columns)
+    options.notice(origin)
+    token_columns = {name for spec in specs for name in needs(spec) if BY_NAME[name].dtype == "list<float32>"}
+    read = ReadOptions(
+        options.correct_threshold,
+        options.reward_from,
+        options.truncated,
+        options.on_error,
+        tuple(sorted(token_columns)),
+    )
+    eos_ids = options.eos_ids or end_of_text_ids(decoder)
+    columns = _output_names(source, mapping, list(column_plan(specs)), options)
+    return Plan(source, mapping, index, specs, read, decoder, eos_ids, columns, warnings)
+
+
+def _name_of(source) -> str:
+    paths = getattr(source, "paths", None)
+    return "the frame" if not paths else str(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
+
+
+def _with_token_ids(source, mapping: Mapping, options: ScoreOptions, warn: Callable[[str], None]):
+    if "response_ids" in mapping.columns:
+        return source, mapping
+    text = mapping.columns.get("response")
+    if options.tokenizer is None or text is None:
+        looked = ", ".join(("response_ids", *BY_NAME["response_ids"].aliases))
+        remedy = (
+            "give --tokenizer PATH to encode the text of " + repr(text)
+            if text
+            else "name it with --map response_ids=COLUMN"
+        )
+        raise MissingColumnError(
+            f"{_name_of(source)}: no column of response token ids (looked for {looked}; found "
+            f"{', '.join(source.schema.names)}); {remedy}"
+        )
+    source = RetokenizedRollouts(source, text, options.tokenizer)
+    warn(
+        f"response_ids come from encoding {text!r} again: they may differ from the sampled ids, and a tool's or "
+        "truncated tokens cannot be told apart; the column `retokenized` marks the rows"
+    )
+    return source, resolve_mapping(source.schema, options.map, list(options.group_by))
+
+
+def _check_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions) -> None:
+    have = set(mapping.columns)
+    if not {"reward", "correct"} & have:
+        looked = ", ".join(n for c in ("reward", "correct") for n in (c, *BY_NAME[c].aliases))
+        raise MissingColumnError(f"no reward and no verdict (looked for {looked}); name one with --map reward=COLUMN")
+    if options.reward_from == "correct" and "correct" not in have:
+        raise MissingColumnError("--reward-from correct needs a verdict column; name it with --map correct=COLUMN")
+    if options.truncated != "keep" and "finish_reason" not in have:
+        raise MissingColumnError(
+            f"--truncated {options.truncated} needs finish_reason; name it with --map finish_reason=COLUMN"
+        )
+    for spec in specs:
+        missing = [name for name in needs(spec) if name not in have | {"reward"}]
+        if missing:
+            raise MissingColumnError(
+                f"{spec} needs {', '.join(missing)}, which the input does not have; "
+                f"name a column with --map {missing[0]}=COLUMN, or choose another estimator"
+            )
+
+
+def _output_names(source, mapping: Mapping, ours: list[str], options: ScoreOptions) -> dict[str, str]:
+    """Return input column -> output column: ours of an earlier run go, others of a reserved name move aside."""
+    previous = source.own_metadata() or {}
+    replaced = {name for estimator in previous.get("estimators", []) for name in estimator["columns"]}
+    names = {}
+    added = set(ours) | ({"group_id"} if mapping.derives_group_id else set())
+    for name in source.schema.names:
+        if name in replaced:
+            continue
+        reserved = name in added or is_score_column(name)
+        names[name] = f"input_{name}" if reserved else name
+        while reserved and names[name] in source.schema.names:
+            names[name] = f"input_{names[name]}"
+        if reserved:
+            options.notice(f"input column {name!r} is kept as {names[name]!r}: score writes columns of that name")
+    return names
+
+
+def pick_device(device: str) -> str:
+    """Return the torch device of --device; auto takes CUDA where there is one."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return device
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError:
+        raise PrerequisiteError(f"--device takes auto, cpu, cuda or cuda:N, found {device!r}") from None
+    if kind != "cuda":
+        raise PrerequisiteError(f"--device takes auto, cpu, cuda or cuda:N, found {device!r}")
+    if index >= torch.cuda.device_count():
+        raise PrerequisiteError(
+            f"--device {device}: {torch.cuda.device_count()} CUDA devices are there; use --device cpu"
+        )
+    return device

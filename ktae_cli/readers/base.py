@@ -1,0 +1,81 @@
+"""Arrow access shared by all readers: dotted paths and list columns of every physical type."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ktae_cli.errors import MissingColumnError
+
+
+def has_path(schema: pa.Schema, path: str) -> bool:
+    """Tell whether a column, or a field of a struct column named by a dotted path, exists."""
+    return field_at(schema, path) is not None
+
+
+def field_at(schema: pa.Schema, path: str) -> pa.Field | None:
+    """Return the field at a dotted path; a column whose own name holds dots wins over a nested field."""
+    if path in schema.names:
+        return schema.field(path)
+    head, _, rest = path.partition(".")
+    while rest:
+        if head in schema.names and pa.types.is_struct(schema.field(head).type):
+            return field_at(pa.schema(list(schema.field(head).type)), rest)
+        step, _, rest = rest.partition(".")
+        head = f"{head}.{step}"
+    return None
+
+
+def root_of(schema: pa.Schema, path: str) -> str:
+    """Return the top-level column that holds a dotted path: what has to be read from the file."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        if name in schema.names:
+            return name
+    raise MissingColumnError(f"no column {path!r}; columns found: {', '.join(schema.names)}")
+
+
+def column_at(batch: pa.RecordBatch | pa.Table, path: str) -> pa.Array:
+    """Return the column at a dotted path as one array, dictionaries decoded; a null struct gives null."""
+    root = root_of(batch.schema, path)
+    array = batch.column(root)
+    if isinstance(array, pa.ChunkedArray):
+        array = (
+            array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
+        )
+    for step in path[len(root) + 1 :].split(".") if path != root else ():
+        array = pc.struct_field(array, step)
+    return decode_dictionary(array)
+
+
+def decode_dictionary(array: pa.Array) -> pa.Array:
+    """Return dictionary-encoded (categorical) values as plain ones."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    """Tell whether a type is one of Arrow's list layouts."""
+    t = pa.types
+    return (
+        t.is_list(dtype)
+        or t.is_large_list(dtype)
+        or t.is_fixed_size_list(dtype)
+        or t.is_list_view(dtype)
+        or t.is_large_list_view(dtype)
+    )
+
+
+def list_lengths(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return (lengths int64, is_valid bool) of a list column; a null row has length 0."""
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), np.int64), np.zeros(len(array), bool)
+    lengths = pc.list_value_length(array).cast(pa.int64())
+    valid = ~np.asarray(lengths.is_null()) if lengths.null_count else np.ones(len(array), bool)
+    return np.asarray(lengths.fill_null(0)), valid
+
+
+def list_values(array: pa.Array) -> pa.Array:
+    """Return the values of a list column end to end; slices are honoured and null rows contribute nothing."""
+    if pa.types.is_null(array.type):
+        return pa.array([], pa.null())
+    return decode_dictionary(pc.list_flatten(array))

@@ -1,0 +1,189 @@
+"""Canonical Parquet, streamed: batches of a few megabytes whatever the size of a file or of its row groups."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ktae_cli.errors import InputError
+from ktae_cli.schema import METADATA_KEY
+
+BATCH_BYTES = 4 << 20
+"""Aim for the uncompressed size of one batch."""
+
+
+class ParquetRollouts:
+    """The rows of one or more Parquet files under one schema, in order."""
+
+    reader = "parquet"
+
+    def __init__(self, paths: list[Path]):
+        self.paths = paths
+        schemas = [_open(path).schema_arrow for path in paths]
+        self.schema = _one_schema(paths, schemas)
+        self.sizes = [_open(path).metadata.num_rows for path in paths]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all files together."""
+        return sum(self.sizes)
+
+    def own_metadata(self) -> dict | None:
+        """Return what `ktae` wrote about this file; None where several files or others' are read."""
+        if len(self.paths) > 1:
+            return None
+        raw = (_open(self.paths[0]).metadata.metadata or {}).get(METADATA_KEY)
+        return json.loads(raw) if raw else None
+
+    def fingerprints(self) -> list[dict[str, str]]:
+        """Return the base name and the SHA-256 of the footer of each file."""
+        return [{"name": path.name, "footer_sha256": _footer_hash(path)} for path in self.paths]
+
+    def place(self, row: int) -> str:
+        """Name a row as a user finds it: file and row within the file, counted from 0."""
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            if row < size:
+                return f"{path}, row {row}"
+            row -= size
+        return f"row {row}"
+
+    def row_names(self, rows: np.ndarray) -> list[str]:
+        """Return `<file>:<row>` for row numbers of the whole input: stable names for rollouts without an id."""
+        names = [path.name for path in self.paths]
+        if len(set(names)) < len(names):
+            common = os.path.commonpath([path.resolve().parent for path in self.paths])
+            names = [os.path.relpath(path.resolve(), common) for path in self.paths]
+        ends = np.cumsum(self.sizes)
+        files = np.searchsorted(ends, rows, "right")
+        return [f"{names[f]}:{row - (ends[f] - self.sizes[f])}" for f, row in zip(files, rows, strict=True)]
+
+    def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, all columns or the named top-level ones, missing columns as nulls."""
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        for path in self.paths:
+            file = _open(path)
+            present = [name for name in schema.names if name in file.schema_arrow.names]
+            for group in range(file.metadata.num_row_groups):
+                for batch in _row_group_batches(file, path, group, present):
+                    yield _under_schema(batch, schema, path)
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except PermissionError:
+        raise InputError(f"{path}: no permission to read it") from None
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(_not_parquet(path, error)) from None
+
+
+def _not_parquet(path: Path, error: Exception) -> str:
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if head == b"PAR1":
+        return f"{path}: the Parquet file is truncated or damaged (its footer cannot be read); write it again"
+    if not head:
+        return f"{path}: the file is empty; give a Parquet file of rollouts"
+    return f"{path}: not a Parquet file (it begins with {head!r}); give Parquet, one row per rollout"
+
+
+def _row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield one row group in batches; smaller ones where Arrow cannot assemble a nested column of over 2 GiB."""
+    n_rows = file.metadata.row_group(group).num_rows
+    size = _rows_per_batch(file.metadata.row_group(group), columns)
+    done = 0
+    while done < n_rows:
+        skip = done
+        try:
+            for batch in file.iter_batches(size, row_groups=[group], columns=columns):
+                if skip >= len(batch):
+                    skip -= len(batch)
+                    continue
+                yield batch.slice(skip)
+                done += len(batch) - skip
+                skip = 0
+        except pa.ArrowNotImplementedError as error:
+            if size == 1:
+                raise InputError(f"{path}, row {done}: a column cannot be read ({error}); drop or rewrite it") from None
+            size = max(1, size // 8)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"{path}: row group {group} cannot be read after row {done}: {reason}") from None
+
+
+def _rows_per_batch(group: pq.RowGroupMetaData, columns: list[str]) -> int:
+    wanted = set(columns)
+    size = 0
+    for i in range(group.num_columns):
+        column = group.column(i)
+        if column.path_in_schema in wanted or column.path_in_schema.partition(".")[0] in wanted:
+            # Dictionary-encoded pages are smaller than what they decode to: count at least four bytes a value.
+            size += max(column.total_uncompressed_size, 4 * column.num_values)
+    return max(1, min(1 << 16, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
+
+
+def _under_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        column = pa.nulls(len(batch), field.type) if index < 0 else batch.column(index)
+        if column.type != field.type:
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            column = column.cast(field.type)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(schema)))
+
+
+def _one_schema(paths: list[Path], schemas: list[pa.Schema]) -> pa.Schema:
+    for path, schema in zip(paths, schemas, strict=True):
+        repeated = {name for name in schema.names if schema.names.count(name) > 1}
+        if repeated:
+            raise InputError(f"{path}: two columns are named {min(repeated)!r}; rename one")
+    if len(schemas) == 1 or all(schema.equals(schemas[0]) for schema in schemas):
+        return schemas[0]
+    merged = pa.schema([_plain(field) for field in schemas[0]])
+    for path, schema in zip(paths[1:], schemas[1:], strict=True):
+        try:
+            plain = pa.schema([_plain(field) for field in schema])
+            merged = pa.unify_schemas([merged, plain], promote_options="permissive")
+        except pa.ArrowException:
+            raise InputError(_disagreement(paths[0], path, merged, plain)) from None
+    return merged
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return the field without dictionary encoding, which files of one dataset do not share."""
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+
+
+def _disagreement(first: Path, path: Path, merged: pa.Schema, schema: pa.Schema) -> str:
+    for field in schema:
+        if field.name in merged.names:
+            try:
+                pa.unify_schemas(
+                    [pa.schema([merged.field(field.name)]), pa.schema([field])], promote_options="permissive"
+                )
+            except pa.ArrowException:
+                found = f"{field.type} here and {merged.field(field.name).type} in {first} and its siblings"
+                return f"{path}: column {field.name!r} is {found}; score the files apart or convert one"
+    return f"{path}: its schema does not fit that of {first}; score the files apart"
+
+
+def _footer_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        file.seek(-8, 2)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, 2)
+        return hashlib.sha256(file.read(length)).hexdigest()

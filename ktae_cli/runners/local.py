@@ -1,0 +1,278 @@
+"""Score on this machine: read, score in a thread pool, write, in the input's order and in bounded memory."""
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ktae_cli.mapping import Mapping
+from ktae_cli.names import Spec
+from ktae_cli.partition import Chunker, GroupIndex, Spill
+from ktae_cli.pipeline import ScoredRows, column_plan, score_rows
+from ktae_cli.rollouts import ReadOptions, Rollouts, read_rollouts, roots_to_read
+
+CHUNK_TOKENS = {"cpu": 128 << 10, "cuda": 16 << 20}
+"""Tokens scored at once: on a CPU what its caches hold, on a GPU what keeps it busy."""
+
+
+class Source(Protocol):
+    """What the runner asks of a reader."""
+
+    schema: pa.Schema
+
+    def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, from the beginning at each call."""
+
+    def place(self, row: int) -> str:
+        """Name a row for a message."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of `score`, resolved: what to compute from which rows."""
+
+    source: Source
+    mapping: Mapping
+    index: GroupIndex
+    specs: list[Spec]
+    read: ReadOptions
+    device: str = "cpu"
+    jobs: int = 0
+    eos_ids: tuple[int, ...] = ()
+    want_tokens: bool = True
+    progress: Callable[[int], None] = lambda rows: None
+
+
+@dataclass(frozen=True)
+class ResultRows:
+    """Results of consecutive rows of the input, ready to be written beside them."""
+
+    lengths: np.ndarray
+    scored: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class Totals:
+    """Counts that merge by addition."""
+
+    def __init__(self):
+        self.counts: dict[str, int] = {}
+        self.first_error = ""
+
+    def add(self, counts: dict[str, int]) -> None:
+        """Add the counts of one part."""
+        for name, value in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + value
+
+
+def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
+    """Score everything: on_rows(batch, results) in input order, on_tokens(token results of a chunk) by group.
+
+    Rows whose group code is -1 (`--limit`) are left out. Contiguous groups take one pass; otherwise what scoring
+    needs is spilled to temporary files in buckets of whole groups, scored, and joined to a second reading.
+    """
+    torch.set_num_threads(1)
+    workers = job.jobs or os.cpu_count() or 1
+    with ThreadPoolExecutor(workers if job.device == "cpu" else 1) as pool:
+        kept = job.index.codes >= 0
+        flow = _one_pass if _contiguous(job.index.codes[kept]) else _through_spill
+        return flow(job, pool, workers, on_rows, on_tokens)
+
+
+def _contiguous(codes: np.ndarray) -> bool:
+    starts = 1 + np.count_nonzero(np.diff(codes)) if len(codes) else 0
+    return starts == len(np.unique(codes))
+
+
+def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callable, on_tokens: Callable) -> Totals:
+    totals, waiting, ready = Totals(), deque(), ResultBuffer()
+    pending: deque[pa.RecordBatch] = deque()
+    chunker = Chunker(job.index.sizes, CHUNK_TOKENS[torch.device(job.device).type])
+    score = _scorer(job)
+
+    def collect(keep: int) -> None:
+        while len(waiting) > keep:
+            result = waiting.popleft().result()
+            totals.add(result.counts)
+            on_tokens(result.tokens)
+            ready.add(ResultRows(result.lengths, result.scored, result.columns))
+        while pending and ready.rows >= len(pending[0]):
+            batch = pending.popleft()
+            on_rows(batch, ready.take(len(batch)))
+            job.progress(len(batch))
+
+    for batch, rows in _read(job, None, totals):
+        pending.append(batch)
+        for chunk in chunker.push(rows):
+            waiting.append(pool.submit(score, chunk))
+            collect(2 * workers)
+    for chunk in chunker.rest():
+        waiting.append(pool.submit(score, chunk))
+    collect(0)
+    return totals
+
+
+def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callable, on_tokens: Callable) -> Totals:
+    totals = Totals()
+    with tempfile.TemporaryDirectory(prefix="ktae-") as directory:
+        needed = roots_to_read(job.mapping, job.read, job.source.schema)
+        spill, lengths, total = None, [], 0
+        for batch, rows in _read(job, needed, totals):
+            if spill is None:
+                per_row = max(1, batch.nbytes // max(len(batch), 1))
+                spill = Spill(directory, len(job.index.keys), per_row * len(job.index.codes))
+            spill.add(rows)
+            lengths.append(rows.lengths)
+            total += len(rows)
+        if spill is None:
+            return totals
+        spill.close()
+        store = ResultStore(directory, np.concatenate(lengths), list(column_plan(job.specs)))
+        for result, row_numbers in _score_buckets(job, pool, workers, spill):
+            totals.add(result.counts)
+            on_tokens(result.tokens)
+            store.put(row_numbers, result)
+        first = 0
+        for batch, _ in _filtered(job, None):
+            on_rows(batch, store.take(first, first + len(batch)))
+            first += len(batch)
+            job.progress(len(batch))
+        store.close()
+    return totals
+
+
+def _score_buckets(
+    job: Job, pool: ThreadPoolExecutor, workers: int, spill: Spill
+) -> Iterator[tuple[ScoredRows, np.ndarray]]:
+    waiting: deque[tuple[Future, np.ndarray]] = deque()
+    score = _scorer(job)
+    for rows, row_numbers in spill.buckets():
+        chunker, at = Chunker(job.index.sizes, CHUNK_TOKENS[torch.device(job.device).type]), 0
+        for chunk in [*chunker.push(rows), *chunker.rest()]:
+            waiting.append((pool.submit(score, chunk), row_numbers[at : at + len(chunk)]))
+            at += len(chunk)
+        while len(waiting) > 2 * workers:
+            future, numbers = waiting.popleft()
+            yield future.result(), numbers
+    for future, numbers in waiting:
+        yield future.result(), numbers
+
+
+def _scorer(job: Job) -> Callable[[Rollouts], ScoredRows]:
+    return partial(
+        score_rows,
+        specs=job.specs,
+        plan=column_plan(job.specs),
+        device=job.device,
+        eos_ids=job.eos_ids,
+        want_tokens=job.want_tokens,
+    )
+
+
+def _filtered(job: Job, columns: list[str] | None) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    """Yield (batch, row numbers in the input) without the rows that `--limit` leaves out."""
+    first, last = 0, int(np.flatnonzero(job.index.codes >= 0).max(initial=-1))
+    for batch in job.source.batches(columns):
+        if first > last:
+            return
+        numbers = np.arange(first, first + len(batch))
+        first += len(batch)
+        keep = job.index.codes[numbers] >= 0
+        if not keep.all():
+            batch, numbers = batch.filter(pa.array(keep)), numbers[keep]
+        if len(batch):
+            yield batch, numbers
+
+
+def _read(job: Job, columns: list[str] | None, totals: Totals) -> Iterator[tuple[pa.RecordBatch, Rollouts]]:
+    for batch, numbers in _filtered(job, columns):
+        codes = job.index.codes[numbers]
+        rows = read_rollouts(batch, job.mapping, codes, job.read, lambda i, n=numbers: job.source.place(int(n[i])))
+        totals.add({"truncated": rows.n_truncated, "skipped": rows.n_skipped})
+        totals.first_error = totals.first_error or rows.first_error
+        yield batch, rows
+
+
+class ResultBuffer:
+    """Results in input order, taken in the batches of the reader."""
+
+    def __init__(self):
+        self.parts: deque[ResultRows] = deque()
+        self.rows = 0
+
+    def add(self, part: ResultRows) -> None:
+        """Append the results of the next rows."""
+        self.parts.append(part)
+        self.rows += len(part)
+
+    def take(self, n_rows: int) -> ResultRows:
+        """Remove and return the results of the next n_rows rows."""
+        taken, missing = [], n_rows
+        while missing:
+            part = self.parts.popleft()
+            if len(part) > missing:
+                cut = int(part.lengths[:missing].sum())
+                rest = {name: values[cut:] for name, values in part.columns.items()}
+                self.parts.appendleft(ResultRows(part.lengths[missing:], part.scored[missing:], rest))
+                head = {name: values[:cut] for name, values in part.columns.items()}
+                part = ResultRows(part.lengths[:missing], part.scored[:missing], head)
+            taken.append(part)
+            missing -= len(part)
+        self.rows -= n_rows
+        if len(taken) == 1:
+            return taken[0]
+        columns = {name: np.concatenate([p.columns[name] for p in taken]) for name in taken[0].columns}
+        return ResultRows(
+            np.concatenate([p.lengths for p in taken]), np.concatenate([p.scored for p in taken]), columns
+        )
+
+
+class ResultStore:
+    """Results by row in temporary files: one flat file of float32 a column, each row at its place in the input."""
+
+    def __init__(self, directory: str, lengths: np.ndarray, names: list[str]):
+        self.lengths, self.scored = lengths, np.zeros(len(lengths), bool)
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])
+        self.files = {
+            name: os.open(os.path.join(directory, f"result-{i}"), os.O_RDWR | os.O_CREAT)
+            for i, name in enumerate(names)
+        }
+
+    def put(self, rows: np.ndarray, result: ScoredRows) -> None:
+        """Store the results of rows in any order."""
+        self.scored[rows] = result.scored
+        ends = np.concatenate([[0], np.cumsum(result.lengths)]).tolist()
+        places = (4 * self.starts[rows]).tolist()
+        for name, file in self.files.items():
+            values = memoryview(np.ascontiguousarray(result.columns[name], np.float32)).cast("B")
+            for i, place in enumerate(places):
+                if ends[i + 1] > ends[i]:
+                    os.pwrite(file, values[4 * ends[i] : 4 * ends[i + 1]], place)
+
+    def take(self, first: int, last: int) -> ResultRows:
+        """Return the results of rows first..last."""
+        start, stop = int(self.starts[first]), int(self.starts[last])
+        scored = self.scored[first:last]
+        kept = None if scored.all() else np.repeat(scored, self.lengths[first:last])
+        columns = {}
+        for name, file in self.files.items():
+            raw = os.pread(file, 4 * (stop - start), 4 * start).ljust(4 * (stop - start), b"\0")
+            values = np.frombuffer(raw, np.float32)
+            columns[name] = values if kept is None else values[kept]
+        return ResultRows(np.where(scored, self.lengths[first:last], 0), scored, columns)
+
+    def close(self) -> None:
+        """Close the files; their directory goes with the run."""
+        for file in self.files.values():
+            os.close(file)

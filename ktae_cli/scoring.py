@@ -1,0 +1,177 @@
+"""`score` as one function: inputs -> plan -> runner -> the scored file and its token table."""
+
+import contextlib
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ktae_cli.catalogue import declaration, needs
+from ktae_cli.errors import InputError
+from ktae_cli.inputs import TOKEN_TABLE_SUFFIX, expand_inputs, open_rollouts
+from ktae_cli.plan import Plan, ScoreOptions, make_plan, pick_device
+from ktae_cli.readers._memory import TableRollouts
+from ktae_cli.runners.local import Job, run
+from ktae_cli.schema import SCHEMA_VERSION
+from ktae_cli.scored_table import ScoredTable, metadata_of
+from ktae_cli.writers.atomic import atomic_path, check_target
+from ktae_cli.writers.parquet import ParquetOutput
+from ktae_cli.writers.scored import TOKEN_SCHEMA, token_table
+
+SUMMARY_COUNTS = (
+    "rollouts", "tokens", "groups", "groups_mixed", "groups_all_correct", "groups_all_wrong", "groups_singleton",
+    "unscored", "truncated",
+)  # fmt: skip
+
+
+def score_files(
+    inputs: list[str], output: Path | None, tokens_out: Path | None, force: bool, options: ScoreOptions
+) -> dict:
+    """Score files into `output` and the token table beside it; return the summary. See `ktae score --help`."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ktae-") as scratch, contextlib.ExitStack() as stack:
+        output = output or default_output(inputs)
+        check_target(output, force)
+        source = open_rollouts(inputs, scratch)
+        if any(output.exists() and path.exists() and output.samefile(path) for path in source.paths):
+            raise InputError(f"{output}: is also an input; name another output with -o")
+        plan = make_plan(source, options)
+        if options.strict and plan.warnings:
+            raise InputError(f"--strict: {plan.warnings[0]}")
+        has_tokens = options.write_tokens and any(
+            "key_weight" in declaration("estimators", s.name).columns for s in plan.specs
+        )
+        tokens_out = tokens_out or output.with_name(output.name.removesuffix(".parquet") + TOKEN_TABLE_SUFFIX)
+        table = ScoredTable(plan, options)
+        output_path = stack.enter_context(atomic_path(output, force))
+        plain = tuple(table.ours)
+        sink = ParquetOutput(output_path, table.schema, plain)
+        stack.callback(sink.abandon)
+        token_sink = None
+        with contextlib.ExitStack() as token_stack:
+            if has_tokens:
+                token_path = token_stack.enter_context(atomic_path(tokens_out, force))
+                token_sink = ParquetOutput(token_path, TOKEN_SCHEMA)
+                token_stack.callback(token_sink.abandon)
+            counts = _run(plan, options, table, sink.write, token_sink.write if token_sink else None)
+            described = None
+            if token_sink:
+                token_sink.close({"schema_version": SCHEMA_VERSION, "specs": [str(s) for s in plan.specs]})
+                described = {"name": tokens_out.name, "sha256": _sha256(token_path)}
+            sink.close(metadata_of(plan, options, table, counts, described))
+    seconds = time.perf_counter() - started
+    return _summary(counts, plan, options, output, tokens_out if has_tokens else None, seconds)
+
+
+def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens) -> dict[str, int]:
+    job = Job(
+        plan.source, plan.mapping, plan.index, plan.specs, plan.read, pick_device(options.device), options.jobs,
+        plan.eos_ids, write_tokens is not None, _Progress(plan.kept_rows, options.progress),
+    )  # fmt: skip
+    eos = _EosWatch(plan.eos_ids)
+
+    def on_tokens(results) -> None:
+        eos.look(results)
+        rows = token_table(results, plan.index.keys, plan.decoder.token_text) if write_tokens else None
+        if rows is not None:
+            write_tokens(rows)
+
+    totals = run(job, lambda batch, results: write(table.rows(batch, results)), on_tokens)
+    counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, "skipped")}
+    if totals.first_error:
+        options.warn(f"{counts['skipped']} row(s) left unscored, the first: {totals.first_error}")
+    if counts["groups_singleton"]:
+        options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: their advantages are 0")
+    if options.strict and (totals.first_error or counts["groups_singleton"]):
+        raise InputError("--strict: the warnings above stop the run; nothing is written")
+    if eos.groups * 10 > max(counts["groups_mixed"], 1):
+        options.notice(
+            f"the end-of-text id is among the ten strongest tokens of {eos.groups} of {counts['groups_mixed']} "
+            "mixed groups: it marks who finished, not what was written; ktae(zero_ids=eos) takes its weight away"
+        )
+    return counts
+
+
+class _Progress:
+    def __init__(self, total: int, report: Callable[[int, int], None]):
+        self.done, self.total, self.report = 0, total, report
+
+    def __call__(self, rows: int) -> None:
+        self.done += rows
+        self.report(self.done, self.total)
+
+
+class _EosWatch:
+    """Counts groups in which an end-of-text id is among the ten largest |key weights|."""
+
+    def __init__(self, eos_ids: tuple[int, ...]):
+        self.eos_ids, self.groups = eos_ids, 0
+
+    def look(self, results) -> None:
+        if not self.eos_ids or not results:
+            return
+        columns = results[0][1]
+        group, size = columns["group"], np.abs(columns["key_weight"])
+        for entry in np.flatnonzero(np.isin(columns["token_id"], self.eos_ids) & (size > 0)).tolist():
+            start, stop = np.searchsorted(group, [group[entry], group[entry] + 1])
+            self.groups += int(np.count_nonzero(size[start:stop] > size[entry]) < 10)
+
+
+def default_output(inputs: list[str]) -> Path:
+    """Return `<stem>.scored.parquet` beside a single file, `<dir>.scored.parquet` beside a directory."""
+    if len(inputs) != 1 or inputs[0] == "-" or not Path(inputs[0]).exists():
+        if len(inputs) == 1 and inputs[0] != "-":
+            expand_inputs(inputs)  # says what is missing, if it is
+        raise InputError("several inputs, a pattern or standard input have no default output; name one with -o OUT")
+    path = Path(inputs[0])
+    if path.is_dir():
+        return path.resolve().with_name(f"{path.resolve().name}.scored.parquet")
+    return path.with_name(f"{path.name.removesuffix('.parquet')}.scored.parquet")
+
+
+def score_table(table: pa.Table, options: ScoreOptions) -> pa.Table:
+    """Score an Arrow table and return it with our columns; nothing is written."""
+    source = TableRollouts(table)
+    plan = make_plan(source, options)
+    scored, parts = ScoredTable(plan, options), []
+    _run(plan, options, scored, parts.append, None)
+    return pa.Table.from_batches(parts, scored.schema)
+
+
+def _summary(
+    counts: dict, plan: Plan, options: ScoreOptions, output: Path, tokens: Path | None, seconds: float
+) -> dict:
+    return {
+        **{name: counts[name] for name in SUMMARY_COUNTS},
+        "skipped": counts["skipped"],
+        "estimators": [str(spec) for spec in plan.specs],
+        "output": str(output),
+        "token_table": str(tokens) if tokens else None,
+        "schema_version": SCHEMA_VERSION,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(counts["tokens"] / seconds) if seconds else 0,
+    }
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def preview(inputs: list[str], options: ScoreOptions) -> Iterator[str]:
+    """Yield the lines of `--dry-run`: the mapping, the groups and what would be computed; nothing is scored."""
+    with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
+        plan = make_plan(open_rollouts(inputs, scratch), options)
+        for name, path in plan.mapping.columns.items():
+            yield f"{name} <- {path}"
+        yield f"group key: {' + '.join(plan.mapping.group_key)}"
+        order = "one pass" if plan.index.contiguous else "two passes (the rows of groups are apart)"
+        yield f"{plan.kept_rows} rollouts in {len(plan.index.keys)} groups, {order}"
+        for spec in plan.specs:
+            yield f"estimator {spec}: needs {', '.join(needs(spec))}"
+        yield f"columns written: {', '.join(ScoredTable(plan, options).schema.names)}"
+        yield "nothing is written (--dry-run)"

@@ -1,0 +1,68 @@
+"""Measures of 2x2 tables looked up instead of computed: one small table per (right, wrong) composition of a group."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ktae_cli.stats.cohens_h import half_cohens_h
+from ktae_cli.stats.fisher import fisher_p_values
+from ktae_cli.stats.information_gain import information_gain
+
+Cells = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+"""(correct_with, incorrect_with, n_correct, n_incorrect) -> measures (n_measures, n_tables) float64."""
+
+GRID_LIMIT = 1 << 18
+"""Compositions with more cells than this are computed for the cells that occur, not for the whole grid."""
+
+
+def exact_cells(correct_with: np.ndarray, incorrect_with: np.ndarray, n_correct: int, n_incorrect: int) -> np.ndarray:
+    """Return rows (two-sided p, point probability, information gain in bits, half of Cohen's h) in float64."""
+    two_sided, point = fisher_p_values(correct_with, incorrect_with, n_correct, n_incorrect)
+    gain = information_gain(correct_with, incorrect_with, n_correct, n_incorrect)
+    return np.stack([two_sided, point, gain, half_cohens_h(correct_with, incorrect_with, n_correct, n_incorrect)])
+
+
+def look_up(
+    cells: Cells, group: Tensor, correct_with: Tensor, incorrect_with: Tensor, n_correct: Tensor, n_incorrect: Tensor
+) -> Tensor:
+    """Return the measures of each entry's table (n_measures, n_entries) float64.
+
+    group, correct_with, incorrect_with: (n_entries,); n_correct, n_incorrect: (n_groups,), rollouts of known verdict.
+    """
+    compositions = list(zip(n_correct.tolist(), n_incorrect.tolist(), strict=True))
+    small = {c: None for c in compositions if (c[0] + 1) * (c[1] + 1) <= GRID_LIMIT}
+    grids, start = _grids(cells, tuple(small), str(group.device))
+    base = torch.tensor([start.get(c, 0) for c in compositions], dtype=torch.int64, device=group.device)
+    in_grid = torch.tensor([c in small for c in compositions], dtype=torch.bool, device=group.device)
+    index = base[group] + correct_with * (n_incorrect + 1)[group] + incorrect_with
+    if len(small) == len(set(compositions)):
+        return grids.index_select(1, index)
+    measures = grids.index_select(1, torch.where(in_grid[group], index, 0))
+    for g in torch.nonzero(~in_grid).flatten().tolist():
+        rows = torch.nonzero(group == g).flatten()
+        pairs, inverse = torch.unique(
+            torch.stack([correct_with[rows], incorrect_with[rows]]), dim=1, return_inverse=True
+        )
+        a, b = pairs.cpu().numpy()
+        measures[:, rows] = torch.from_numpy(cells(a, b, *compositions[g])).to(group.device)[:, inverse]
+    return measures
+
+
+@lru_cache(maxsize=256)
+def _grids(cells: Cells, compositions: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, dict]:
+    start, at, parts = {}, 0, []
+    for composition in compositions:
+        start[composition] = at
+        parts.append(_grid(cells, *composition))
+        at += parts[-1].shape[1]
+    parts = parts or [cells(np.zeros(1, np.int64), np.zeros(1, np.int64), 0, 0)]
+    return torch.from_numpy(np.concatenate(parts, axis=1)).to(device), start
+
+
+@lru_cache(maxsize=4096)
+def _grid(cells: Cells, n_correct: int, n_incorrect: int) -> np.ndarray:
+    correct_with, incorrect_with = np.mgrid[: n_correct + 1, : n_incorrect + 1].reshape(2, -1)
+    return cells(correct_with, incorrect_with, n_correct, n_incorrect)

@@ -1,0 +1,93 @@
+"""Parquet output: zstd, bounded row groups, statistics on scalars only, metadata written last."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ktae_cli.schema import METADATA_KEY
+
+ROW_GROUP_BYTES = 32 << 20
+"""A row group is closed before it exceeds this size in memory; a larger single row stands alone."""
+
+
+class ParquetOutput:
+    """Append tables under one schema; the bytes depend on the rows and their batches alone, never on timing."""
+
+    def __init__(self, path: Path, schema: pa.Schema, plain: tuple[str, ...] = ()):
+        """Open the file; `plain` columns hold values that hardly repeat and are not dictionary-encoded."""
+        self.schema = schema
+        leaves = _leaves(schema)
+        self.writer = pq.ParquetWriter(
+            path,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[leaf for name, leaf, _ in leaves if name not in plain],
+            write_statistics=[leaf for _, leaf, dtype in leaves if _has_useful_statistics(leaf, dtype)],
+        )
+        self.pending: list[pa.RecordBatch] = []
+        self.held = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows."""
+        for piece in _pieces(batch):
+            if self.held and self.held + piece.nbytes > ROW_GROUP_BYTES:
+                self._flush()
+            self.pending.append(piece)
+            self.held += piece.nbytes
+
+    def _flush(self) -> None:
+        if self.pending:
+            table = pa.Table.from_batches(self.pending, self.schema)
+            self.writer.write_table(table, row_group_size=max(len(table), 1))
+        self.pending, self.held = [], 0
+
+    def close(self, metadata: dict[str, Any] | None = None) -> None:
+        """Write what is held and the footer, with our metadata as JSON."""
+        self._flush()
+        if metadata is not None:
+            text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
+            self.writer.add_key_value_metadata({METADATA_KEY.decode(): text})
+        self.writer.close()
+
+    def abandon(self) -> None:
+        """Close the file without finishing it; the caller removes it."""
+        self.pending = []
+        self.writer.close()
+
+
+def _pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    if batch.nbytes <= ROW_GROUP_BYTES or len(batch) < 2:
+        return [batch] if len(batch) else []
+    half = len(batch) // 2
+    return _pieces(batch.slice(0, half)) + _pieces(batch.slice(half))
+
+
+def _leaves(schema: pa.Schema) -> list[tuple[str, str, pa.DataType]]:
+    """Return (column, leaf path in Parquet, leaf type) of every leaf."""
+    found = []
+
+    def walk(name: str, path: str, dtype: pa.DataType) -> None:
+        t = pa.types
+        if t.is_struct(dtype):
+            for field in dtype:
+                walk(name, f"{path}.{field.name}", field.type)
+        elif t.is_map(dtype):
+            walk(name, f"{path}.key_value.key", dtype.key_type)
+            walk(name, f"{path}.key_value.value", dtype.item_type)
+        elif t.is_nested(dtype):
+            walk(name, f"{path}.list.element", dtype.value_type)
+        else:
+            found.append((name, path, dtype))
+
+    for field in schema:
+        walk(field.name, field.name, field.type)
+    return found
+
+
+def _has_useful_statistics(leaf: str, dtype: pa.DataType) -> bool:
+    text = pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_binary(dtype)
+    return not text and ".list.element" not in leaf

@@ -1,0 +1,292 @@
+"""`ktae export`: full-sequence rows, their alignment, and files that appear whole or not at all."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ktae_cli import catalogue
+from ktae_cli.cli.export import default_output, export
+from ktae_cli.errors import InputError, KtaeError, MissingColumnError, UnknownNameError
+from ktae_cli.exports.base import ALIGNMENT, Layout, read_rows
+from ktae_cli.exports.jsonl import jsonl
+from ktae_cli.readers import scored as scored_module
+from ktae_cli.readers.scored import ScoredFile
+from tests.test_scored import FLOATS, INTS, ROWS, TYPES, write_added, write_scored
+
+app = typer.Typer()
+app.command()(export)
+
+FULL_ROWS = [
+    {"group_id": "g", "rollout_id": "a", "prompt_ids": [90, 91], "response_ids": [1, 2, 3], "reward": 1.0, "step": 7,
+     "response_mask": [True, False, True], "advantages": [0.5, 9.0, -0.25], "old_log_probs": [-1.0, float("nan"), -2.0],
+     "ref_log_probs": None},
+    {"group_id": "g", "rollout_id": "b", "prompt_ids": [], "response_ids": [4], "reward": None, "step": 7,
+     "response_mask": None, "advantages": None, "old_log_probs": [-3.0], "ref_log_probs": [-3.5]},
+    {"group_id": "h", "rollout_id": "c", "prompt_ids": [92], "response_ids": [], "reward": 0.0, "step": None,
+     "response_mask": [], "advantages": [], "old_log_probs": [], "ref_log_probs": []},
+    {"group_id": "h", "rollout_id": "d", "prompt_ids": None, "response_ids": [5, 6], "reward": 0.5, "step": 8,
+     "response_mask": [True, True], "advantages": [1.0, 2.0], "old_log_probs": [-0.5, 0.0],
+     "ref_log_probs": [-1.0, -1.5]},
+]  # fmt: skip
+FULL_TYPES = {
+    "group_id": pa.string(), "rollout_id": pa.string(), "prompt_ids": INTS, "response_ids": INTS,
+    "reward": pa.float64(),
+    "step": pa.int64(), "response_mask": pa.list_(pa.bool_()), "advantages": FLOATS, "old_log_probs": FLOATS,
+    "ref_log_probs": FLOATS,
+}  # fmt: skip
+
+EXPECTED = [
+    {"group_id": "g", "rollout_id": "a", "input_ids": [90, 91, 1, 2, 3], "loss_mask": [0, 0, 1, 0, 1],
+     "advantages": [0.0, 0.0, 0.5, 0.0, -0.25], "old_log_probs": [0.0, 0.0, -1.0, 0.0, -2.0], "ref_log_probs": None,
+     "reward": 1.0, "step": 7},
+    {"group_id": "h", "rollout_id": "c", "input_ids": [92], "loss_mask": [0], "advantages": [0.0],
+     "old_log_probs": [0.0], "ref_log_probs": [0.0], "reward": 0.0, "step": None},
+    {"group_id": "h", "rollout_id": "d", "input_ids": [5, 6], "loss_mask": [1, 1], "advantages": [1.0, 2.0],
+     "old_log_probs": [-0.5, 0.0], "ref_log_probs": [-1.0, -1.5], "reward": 0.5, "step": 8},
+]  # fmt: skip
+ZEROED = {
+    "group_id": "g", "rollout_id": "b", "input_ids": [4], "loss_mask": [1], "advantages": [0.0],
+    "old_log_probs": [-3.0], "ref_log_probs": [-3.5], "reward": None, "step": 7,
+}  # fmt: skip
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(part) for part in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def read(path: Path) -> list[dict]:
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    return [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def full(tmp_path) -> Path:
+    return write_scored(tmp_path / "x.scored.parquet", FULL_ROWS, FULL_TYPES)
+
+
+@pytest.mark.parametrize("target", ["parquet", "jsonl"])
+def test_rows_are_full_sequences_aligned_to_input_ids(full, target):
+    result = run(full, "--to", target)
+    assert read(full.parent / f"x.export.{target}") == EXPECTED
+    assert result.stderr.splitlines() == [
+        "1 rollouts have no prompt_ids: their response alone",
+        "1 unscored rollouts left out (--null-advantages zero keeps them)",
+        f"3 rollouts, 8 tokens -> {full.parent / f'x.export.{target}'}",
+    ]
+
+
+@pytest.mark.parametrize("target", ["parquet", "jsonl"])
+def test_unscored_rows_can_be_kept_with_zeros(full, target):
+    result = run(full, "--to", target, "--null-advantages", "zero")
+    assert read(full.parent / f"x.export.{target}") == [EXPECTED[0], ZEROED, *EXPECTED[1:]]
+    assert "1 unscored rollouts written with advantages 0" in result.stderr
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 150])
+def test_the_rows_do_not_depend_on_the_batches(full, monkeypatch, batch_bytes):
+    monkeypatch.setattr(scored_module, "BATCH_BYTES", batch_bytes)
+    run(full, "--to", "parquet", "-q")
+    assert read(full.parent / "x.export.parquet") == EXPECTED
+
+
+def test_parquet_types_metadata_and_codec(full):
+    run(full, "--to", "parquet")
+    file = pq.ParquetFile(full.parent / "x.export.parquet")
+    types = {field.name: str(field.type).replace("element: ", "") for field in file.schema_arrow}
+    assert types == {
+        "group_id": "string", "rollout_id": "string", "input_ids": "list<int32>", "loss_mask": "list<int8>",
+        "advantages": "list<float>", "old_log_probs": "list<float>", "ref_log_probs": "list<float>",
+        "reward": "double", "step": "int64",
+    }  # fmt: skip
+    metadata = json.loads(file.metadata.metadata[b"ktae"])
+    assert metadata == {
+        "alignment": ALIGNMENT, "source": "x.scored.parquet", "advantages": "advantages", "spec": "ktae",
+        "schema_version": 1,
+    }  # fmt: skip
+    assert file.metadata.row_group(0).column(2).compression == "ZSTD"
+
+
+def test_the_response_alone_is_said_once_without_prompt_ids(tmp_path):
+    path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES)
+    result = run(path, "--to", "jsonl")
+    rows = read(tmp_path / "x.export.jsonl")
+    assert [row["input_ids"] for row in rows] == [[1, 2, 3], [1, 4], [5, 5], [2], []]
+    assert [row["rollout_id"] for row in rows] == ["a", "b", "c", "e", "f"]
+    assert rows[1]["advantages"] == [-1.0, -1.75]
+    assert result.stderr.count("no prompt_ids") == 1
+
+
+def test_another_column_can_be_the_advantages(tmp_path):
+    path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES)
+    run(path, "--to", "jsonl", "--advantages", "key_weight")
+    assert read(tmp_path / "x.export.jsonl")[0]["advantages"] == [0.0, 0.5, 0.0]
+
+
+def test_added_columns_are_joined_with_the_rollouts(tmp_path):
+    path, original = write_added(tmp_path)
+    with pytest.raises(MissingColumnError, match=r"has no response_ids; .*--rollouts INPUT"):
+        run(path, "--to", "jsonl")
+    run(path, "--to", "jsonl", "--rollouts", original)
+    assert [row["input_ids"] for row in read(tmp_path / "x.export.jsonl")] == [[1, 2, 3], [1, 4], [5, 5], [2], []]
+
+
+def test_jsonl_goes_to_stdout(full):
+    result = run(full, "--to", "jsonl", "-o", "-")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == EXPECTED
+    assert "3 rollouts, 8 tokens -> -" in result.stderr
+    assert sorted(path.name for path in full.parent.iterdir()) == ["x.scored.parquet"]
+    with pytest.raises(KtaeError, match="parquet needs a file"):
+        run(full, "--to", "parquet", "-o", "-")
+
+
+def test_summary_as_json(full):
+    result = run(full, "--to", "jsonl", "--json", "-q", "-o", full.parent / "out.jsonl")
+    assert json.loads(result.stdout) == {
+        "rollouts": 3, "tokens": 8, "dropped": 1, "zeroed": 0, "without_prompt_ids": 1, "advantages": "advantages",
+        "output": str(full.parent / "out.jsonl"),
+    }  # fmt: skip
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("target", ["parquet", "jsonl"])
+def test_an_existing_file_is_overwritten_only_with_force(full, target):
+    out = full.parent / f"x.export.{target}"
+    out.write_text("mine")
+    with pytest.raises(KtaeError, match="--force"):
+        run(full, "--to", target)
+    assert out.read_text() == "mine"
+    run(full, "--to", target, "--force")
+    assert read(out) == EXPECTED
+
+
+def test_the_file_that_is_read_is_never_overwritten(full):
+    before = full.read_bytes()
+    for name in (full, full.parent / "." / full.name):
+        with pytest.raises(KtaeError, match="is the file that is read"):
+            run(full, "--to", "parquet", "--force", "-o", name)
+    assert full.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"advantages": [1.0]}, r"row 1 \(rollout b\): response_ids holds 2 tokens, advantages 1 values"),
+        ({"response_mask": [True]}, r"row 1 \(rollout b\): response_ids holds 2 tokens, response_mask 1 values"),
+        ({"old_log_probs": [-1.0] * 3}, r"row 1 \(rollout b\): response_ids holds 2 tokens, old_log_probs 3 values"),
+        (
+            {"old_log_probs": [-1.0, float("-inf")]},
+            r"row 1 \(rollout b\): old_log_probs holds a value that is not finite",
+        ),
+        ({"advantages": [None, 1.0]}, r"row 1 \(rollout b\): advantages holds a value that is not finite"),
+        ({"response_ids": None}, r"row 1 \(rollout b\): response_ids is null"),
+        ({"response_ids": [1, None]}, r"row 1 \(rollout b\): a token id is null"),
+    ],
+)
+@pytest.mark.parametrize("target", ["parquet", "jsonl"])
+def test_a_bad_row_is_named_and_leaves_no_file(tmp_path, change, message, target):
+    good = {"group_id": "g", "prompt_ids": [9], "response_ids": [1, 2], "reward": 1.0, "response_mask": [True, True]}
+    good |= {"advantages": [1.0, 1.0], "old_log_probs": [-1.0, -1.0], "step": 1, "ref_log_probs": [-1.0, -1.0]}
+    rows = [good | {"rollout_id": "a"}, good | {"rollout_id": "b"} | change]
+    path = write_scored(tmp_path / "x.scored.parquet", rows, FULL_TYPES)
+    with pytest.raises(InputError, match=message):
+        run(path, "--to", target)
+    assert [file.name for file in tmp_path.iterdir()] == ["x.scored.parquet"]
+
+
+def test_ids_beyond_int32_are_refused(tmp_path):
+    rows = [{"group_id": "g", "rollout_id": "a", "response_ids": [2**40], "advantages": [1.0]}]
+    types = {
+        "group_id": pa.string(),
+        "rollout_id": pa.string(),
+        "response_ids": pa.list_(pa.int64()),
+        "advantages": FLOATS,
+    }
+    path = write_scored(tmp_path / "x.scored.parquet", rows, types)
+    with pytest.raises(InputError, match="do not fit in int32"):
+        run(path, "--to", "jsonl")
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("target", ["parquet", "jsonl"])
+def test_an_interrupted_export_leaves_the_old_file(full, monkeypatch, failure, target):
+    out = full.parent / f"x.export.{target}"
+    out.write_text("old")
+    rows_of = ScoredFile.batches
+
+    def interrupted(self, names, rows=None):
+        yield from rows_of(self, names, rows)
+        raise failure
+
+    monkeypatch.setattr(ScoredFile, "batches", interrupted)
+    result = CliRunner().invoke(app, [str(full), "--to", target, "--force"])
+    if isinstance(failure, OSError):
+        assert result.exception is failure
+    assert result.exit_code != 0
+    assert out.read_text() == "old"
+    assert sorted(file.name for file in full.parent.iterdir()) == [out.name, "x.scored.parquet"]
+
+
+def test_gradient_weights_and_unknown_columns_are_refused(tmp_path):
+    types = TYPES | {"grad_weight_gspo": FLOATS}
+    path = write_scored(tmp_path / "x.scored.parquet", ROWS, types)
+    with pytest.raises(KtaeError, match="ratio and clip included"):
+        run(path, "--to", "jsonl", "--advantages", "grad_weight_gspo")
+    with pytest.raises(UnknownNameError, match="no per-token column 'advantagse'; nearest: advantages"):
+        run(path, "--to", "jsonl", "--advantages", "advantagse")
+    with pytest.raises(UnknownNameError, match=r"unknown export 'jsnl' \(nearest: jsonl\)"):
+        run(path, "--to", "jsnl")
+
+
+def test_the_folder_is_the_registry():
+    assert catalogue.names("exports") == ["jsonl", "parquet"]
+    assert "Full-sequence rows as Parquet" in catalogue.declaration("exports", "parquet").summary
+
+
+def test_default_output_is_never_an_input_name():
+    assert default_output(Path("d/x.scored.parquet"), "parquet") == Path("d/x.export.parquet")
+    assert default_output(Path("x.parquet"), "jsonl") == Path("x.export.jsonl")
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=8))
+def test_layout_equals_the_slow_join(rows):
+    prompt, response = (np.array(part, np.int64) for part in zip(*rows, strict=True))
+    prompts = np.arange(100, 100 + prompt.sum(), dtype=np.int32)
+    responses = np.arange(response.sum(), dtype=np.int32)
+    lists = Layout(prompt, response).lists(responses, prompts).to_pylist()
+    left, right = iter(prompts.tolist()), iter(responses.tolist())
+    assert lists == [[next(left) for _ in range(p)] + [next(right) for _ in range(r)] for p, r in rows]
+
+
+def test_jsonl_numbers_are_the_shortest_of_float32(tmp_path):
+    rows = [{**ROWS[1], "advantages": [0.1, 1e-8]}]
+    file = ScoredFile(write_scored(tmp_path / "x.scored.parquet", rows, TYPES))
+    stream = io.BytesIO()
+    jsonl(read_rows(file, "advantages", "drop"), stream)
+    assert b'"advantages":[0.1,1e-8]' in stream.getvalue()
+
+
+def test_export_leaves_heavy_libraries_alone():
+    import subprocess
+
+    code = (
+        "import sys, ktae_cli.cli.export, ktae_cli.cli.highlight, ktae_cli.exports.parquet, ktae_cli.reports.terminal;"
+    )
+    code += "print(sorted({'torch', 'scipy', 'matplotlib', 'ray', 'tokenizers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
