@@ -6,6 +6,7 @@ defaults and, for estimators, the arguments of the `@estimator(...)` decorator a
 
 import ast
 import difflib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ from ktae_cli.errors import KtaeError, UnknownNameError
 from ktae_cli.names import Spec, parse_spec, print_value
 
 _ROOT = Path(__file__).parent
+_LARGEST_INT = 2**31 - 1
 
 Ids = str | int | tuple[int, ...]
 """Annotation of a parameter that takes token ids: `none`, `eos`, one id, or ids joined by `+`."""
@@ -32,9 +34,9 @@ class Parameter:
 
     def accept(self, value: Any, owner: str) -> Any:
         """Return the value in this parameter's type, or raise `KtaeError` that says what is allowed."""
-        if self.kind == "float" and type(value) in (int, float):
+        if self.kind == "float" and type(value) in (int, float) and abs(value) <= sys.float_info.max:
             return float(value)
-        if self.kind == "int" and type(value) is int:
+        if self.kind == "int" and type(value) is int and abs(value) <= _LARGEST_INT:
             return value
         if self.kind == "bool" and type(value) is bool:
             return value
@@ -44,7 +46,13 @@ class Parameter:
             return resolve_spec(value, level="rollout")
         if self.kind == "Ids" and (accepted := _accept_ids(value)) is not None:
             return accepted
-        allowed = {"Ids": "none, eos or token ids joined by +", "Spec": "a rollout-level estimator"}
+        allowed = {
+            "Ids": "none, eos or token ids joined by +",
+            "Spec": "a rollout-level estimator",
+            "float": "a finite number",
+            "int": "a whole number of at most 32 bits",
+            "bool": "true or false",
+        }
         expected = " or ".join(self.choices) or allowed.get(self.kind, f"a {self.kind}")
         raise KtaeError(f"{owner}: {self.name} takes {expected}, found {print_value(value)}")
 
@@ -72,21 +80,27 @@ def _accept_ids(value: Any) -> Any:
     if value in ("none", "eos"):
         return value
     ids = value if isinstance(value, tuple) else (value,)
-    if all(type(i) is int and i >= 0 for i in ids):
-        return ids[0] if len(ids) == 1 else tuple(sorted(set(ids)))
-    return None
+    if not ids or not all(type(i) is int and 0 <= i <= _LARGEST_INT for i in ids):
+        return None
+    distinct = tuple(sorted(set(ids)))
+    return distinct[0] if len(distinct) == 1 else distinct
 
 
 def names(kind: str) -> list[str]:
     """List the plug-ins of a folder (estimators, readers, exports); base.py and _private files are no plug-ins."""
+    return list(_names(kind))
+
+
+@cache
+def _names(kind: str) -> tuple[str, ...]:
     files = (_ROOT / kind).glob("*.py")
-    return sorted(f.stem for f in files if not f.stem.startswith("_") and f.stem not in ("base", "scored"))
+    return tuple(sorted(f.stem for f in files if not f.stem.startswith("_") and f.stem not in ("base", "scored")))
 
 
 def declaration(kind: str, name: str) -> Declaration:
     """Return a plug-in's declaration; raise `UnknownNameError` with the nearest names when there is none."""
-    if name not in names(kind):
-        raise unknown_name(kind.rstrip("s"), [name], names(kind))
+    if name not in _names(kind):
+        raise unknown_name(kind.rstrip("s"), [name], _names(kind))
     return _declarations(kind)[name]
 
 
@@ -97,8 +111,9 @@ def unknown_name(what: str, found: Iterable[str], known: Iterable[str]) -> Unkno
     for name in found:
         near = difflib.get_close_matches(name, known, 1, 0.5)
         parts.append(f"{name!r}" + (f" (nearest: {near[0]})" if near else ""))
+    noun, gap, rest = what.partition(" ")
     plural = "s" if len(parts) > 1 else ""
-    return UnknownNameError(f"unknown {what}{plural} {', '.join(parts)}; known: {', '.join(known)}")
+    return UnknownNameError(f"unknown {noun}{plural}{gap}{rest} {', '.join(parts)}; known: {', '.join(known)}")
 
 
 @cache

@@ -55,16 +55,23 @@ def resolve_mapping(
                 if path != column.name and column.name != "group_id":
                     notices.append(f"{column.name} <- {path}")
                 break
-            if path == column.name and path in _ESSENTIAL:
-                raise InputError(
-                    f"column {path!r} is {field_at(schema, path).type}, expected {column.dtype}; "
-                    f"name another column with --map {path}=COLUMN"
-                )
+            if path == column.name and (path in _ESSENTIAL or (path == "group_id" and not group_by)):
+                _refuse(schema, column.name, column.dtype)
     key, hashed = _group_key(schema, columns, group_by, "group_id" in (overrides or {}))
     if hashed or len(key) > 1 or key[0] != "group_id":
         shown = f"{' + '.join(key[:-1])} + hash of {key[-1]}" if hashed and len(key) > 1 else " + ".join(key)
         notices.insert(0, f"group_id <- {'hash of ' + shown if hashed and len(key) == 1 else shown}")
     return Mapping(columns, key, hashed, tuple(notices))
+
+
+def _refuse(schema: pa.Schema, name: str, wanted: str) -> None:
+    dtype = field_at(schema, name).type
+    if name == "group_id" and pa.types.is_null(dtype):
+        return  # holds nothing: the group key is made of other columns
+    remedy = f", or take it as it is with --group-by {name}" if name == "group_id" else ""
+    raise InputError(
+        f"column {name!r} is {dtype}, expected {wanted}; name another column with --map {name}=COLUMN{remedy}"
+    )
 
 
 def _override(schema: pa.Schema, name: str, path: str) -> str:
@@ -86,7 +93,7 @@ def _group_key(
         if missing:
             raise unknown_name("column in --group-by:", missing, schema.names)
         return tuple(group_by), False
-    step = [columns["step"]] if "step" in columns else []
+    step = _step(schema, columns)
     if "group_id" in columns:
         path = columns["group_id"]
         return ((path,) if mapped or path in UID_COLUMNS else (*step, path)), False
@@ -97,6 +104,13 @@ def _group_key(
         f"no group column: looked for {', '.join(('group_id', *BY_NAME['group_id'].aliases, 'prompt_ids', 'prompt'))}; "
         f"found {', '.join(schema.names)}; name one with --group-by COLUMN"
     )
+
+
+def _step(schema: pa.Schema, columns: dict[str, str]) -> list[str]:
+    """Return the step's part of the key; a step of fractions or text (pandas with gaps) tells steps apart as well."""
+    field = field_at(schema, "step")
+    usable = field is not None and not (pa.types.is_nested(field.type) or pa.types.is_null(field.type))
+    return [columns["step"]] if "step" in columns else ["step"] if usable else []
 
 
 def fits(dtype: pa.DataType, wanted: str) -> bool:

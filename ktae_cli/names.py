@@ -11,11 +11,12 @@ from ktae_cli.errors import KtaeError
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_LONGEST_NUMBER = 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Spec:
-    """A name with its explicit arguments, sorted by key; `str(spec)` is the canonical text."""
+    """A name with its explicit arguments, sorted by key; the canonical text is its str, its repr and its equality."""
 
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -24,6 +25,14 @@ class Spec:
         if not self.arguments:
             return self.name
         return f"{self.name}({','.join(f'{key}={print_value(value)}' for key, value in self.arguments)})"
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other) if isinstance(other, Spec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
     @property
     def slug(self) -> str:
@@ -104,6 +113,8 @@ class _Parser:
     def item(self) -> Any:
         number = self.take(_NUMBER)
         if number is not None:
+            if len(number) > _LONGEST_NUMBER:
+                raise KtaeError(f"the number {number[:12]}… in the spec {self.text[:40]!r}… is too long")
             return int(number) if re.fullmatch(r"[+-]?\d+", number) else float(number)
         word = self.take(_WORD)
         if word is None:

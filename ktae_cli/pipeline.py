@@ -8,7 +8,7 @@ import torch
 from ktae_cli.batch import GroupBatch
 from ktae_cli.catalogue import declaration, resolve_spec
 from ktae_cli.errors import InputError
-from ktae_cli.estimators.base import TokenScores, estimate
+from ktae_cli.estimators.base import estimate
 from ktae_cli.names import Spec
 from ktae_cli.rollouts import Rollouts
 
@@ -68,7 +68,7 @@ def score_rows(
     if want_tokens:
         group_of = rows.group[layout.order[layout.first_row]]
         group_codes = group_of[np.flatnonzero(np.diff(layout.group_index, prepend=-1))]
-        tokens = [(s, _token_rows(e.tokens, group_codes)) for s, e in estimates.items() if e.tokens is not None]
+        tokens = [(s, _token_rows(e.tokens(), group_codes)) for s, e in estimates.items() if e.tokens is not None]
     lengths = np.where(rows.scored, rows.lengths, 0)
     return ScoredRows(rows.scored, lengths, columns, tokens, _count(rows, batch))
 
@@ -191,16 +191,13 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def _token_rows(tokens: TokenScores, group_codes: np.ndarray) -> dict[str, np.ndarray]:
+def _token_rows(tokens: dict[str, torch.Tensor], group_codes: np.ndarray) -> dict[str, np.ndarray]:
     """Return the token table of one estimator as arrays, sorted by group and token id."""
-    group, token_id = tokens.group.cpu().numpy(), tokens.token_id.cpu().numpy()
+    columns = {name: values.cpu().numpy() for name, values in tokens.items()}
+    group, token_id = columns["group"], columns["token_id"]
     order = np.argsort(group * (int(token_id.max(initial=0)) + 1) + token_id)
-    names = (
-        "token_id", "key_weight", "effect", "p_value", "information_gain", "correct_with", "incorrect_with",
-        "n_correct", "n_incorrect", "tf_correct", "tf_incorrect",
-    )  # fmt: skip
-    columns = {name: getattr(tokens, name).cpu().numpy()[order] for name in names}
-    return {"group": group_codes[group[order]] if len(group_codes) else group, **columns}
+    columns = {name: values[order] for name, values in columns.items()}
+    return columns | {"group": group_codes[columns["group"]] if len(group_codes) else columns["group"]}
 
 
 def _count(rows: Rollouts, batch: GroupBatch) -> dict[str, int]:
@@ -220,6 +217,9 @@ def _count(rows: Rollouts, batch: GroupBatch) -> dict[str, int]:
     counts["groups_unknown"] = n_groups - sum(counts.values())
     counts |= {"rollouts": len(rows), "groups": n_groups, "tokens": int(rows.lengths.sum())}
     counts["unscored"] = int((~rows.scored).sum())
+    running = np.concatenate([[0], np.cumsum(np.ones(len(rows.token_ids), bool) if rows.mask is None else rows.mask)])
+    ends = np.cumsum(rows.lengths)
+    counts["without_tokens"] = int((rows.scored & (running[ends] == running[ends - rows.lengths])).sum())
     return counts
 
 

@@ -75,6 +75,8 @@ def make_plan(source, options: ScoreOptions) -> Plan:
 
     if source.n_rows == 0:
         raise InputError(f"{_name_of(source)}: no rollouts (0 rows)")
+    if not np.isfinite(options.correct_threshold):
+        raise InputError(f"--correct-threshold takes a finite number, found {options.correct_threshold}")
     specs = parse_specs(list(options.estimators))
     mapping = resolve_mapping(source.schema, options.map, list(options.group_by))
     source, mapping = _with_token_ids(source, mapping, options, warn)
@@ -166,6 +168,7 @@ def _output_names(source, mapping: Mapping, ours: list[str], options: ScoreOptio
     replaced = {name for estimator in previous.get("estimators", []) for name in estimator["columns"]}
     names = {}
     added = set(ours) | ({"group_id"} if mapping.derives_group_id else set())
+    added |= set() if "rollout_id" in mapping.columns else {"rollout_id"}
     for name in source.schema.names:
         if name in replaced:
             continue

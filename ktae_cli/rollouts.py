@@ -115,13 +115,14 @@ def read_rollouts(
 
 
 def _without_bad_tokens(rows: Rollouts, bad: np.ndarray) -> Rollouts:
-    """Drop the tokens of rows that were skipped: what they hold is not to be trusted."""
+    """Drop the tokens of rows that were skipped and take them out of their trajectories: what they hold is in doubt."""
     if not bad.any():
         return rows
     keep = ~np.repeat(bad, rows.lengths)
     return replace(
         rows,
         lengths=np.where(bad, 0, rows.lengths),
+        trajectory=None if rows.trajectory is None else np.where(bad, None, rows.trajectory),
         token_ids=rows.token_ids[keep],
         mask=None if rows.mask is None else rows.mask[keep],
         tokens={name: values[keep] for name, values in rows.tokens.items()},
@@ -210,7 +211,7 @@ def _aligned(array: pa.Array, lengths: np.ndarray, missing: float | bool, dtype:
 def _mask(array: pa.Array, lengths: np.ndarray, errors: RowErrors) -> np.ndarray | None:
     values = list_values(array)
     if values.null_count or not (pa.types.is_boolean(values.type) or pa.types.is_null(values.type)):
-        numbers = np.asarray(values.cast(pa.float64()).fill_null(np.nan))
+        numbers = np.asarray(values.cast(pa.float64(), safe=False).fill_null(np.nan))
         row_of = np.repeat(np.arange(len(lengths)), list_lengths(array)[0])
         odd = ~np.isin(numbers, (0.0, 1.0))
         errors.add(_rows(row_of[odd]), lambda row: "response_mask holds a value other than 0 and 1")
@@ -251,9 +252,13 @@ def _numbers(name: str, array: pa.Array, errors: RowErrors) -> np.ndarray:
     ):
         if pa.types.is_boolean(array.type):
             array = array.cast(pa.int8())
-        return array.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False).copy()
+        return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False).copy()
     out, unreadable = np.full(len(array), np.nan), []
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(array.cast(pa.large_string()))).to_pylist()
+    try:
+        texts = pc.utf8_lower(pc.utf8_trim_whitespace(array.cast(pa.large_string()))).to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError):
+        where = f"{errors.place(0)} or a row after it"
+        raise InputError(f"{where}: {name} is not UTF-8 text; the file is damaged") from None
     for row, text in enumerate(texts):
         if text in _TRUE or text in _FALSE:
             out[row] = text in _TRUE

@@ -8,7 +8,7 @@ import pyarrow as pa
 from ktae_cli.catalogue import declaration, spell_out
 from ktae_cli.pipeline import column_plan
 from ktae_cli.plan import Plan, ScoreOptions
-from ktae_cli.readers.base import column_at
+from ktae_cli.readers.base import column_at, root_of
 from ktae_cli.schema import METADATA_KEY, SCHEMA_VERSION
 from ktae_cli.version import __version__
 from ktae_cli.writers.scored import list_column
@@ -63,15 +63,21 @@ class ScoredTable:
         return pa.array(self.plan.source.row_names(self.numbers[span]), pa.string())
 
 
+def _written_path(plan: Plan, path: str) -> str:
+    """Return where an input path stands in the output: its top-level column may have moved aside."""
+    root = root_of(plan.source.schema, path)
+    return plan.columns.get(root, root) + path[len(root) :]
+
+
 def metadata_of(
     plan: Plan, options: ScoreOptions, table: ScoredTable, counts: dict, tokens: dict | None
 ) -> dict[str, Any]:
     """Return what the scored file says about itself; no times and no absolute paths."""
-    columns = {name: plan.columns.get(path, path) for name, path in plan.mapping.columns.items()}
+    columns = {name: _written_path(plan, path) for name, path in plan.mapping.columns.items()}
     if options.columns == "added":
         columns = {}
     if len(plan.mapping.group_key) == 1 and not plan.mapping.hashed:
-        columns["group_id"] = plan.columns.get(plan.mapping.group_key[0], plan.mapping.group_key[0])
+        columns["group_id"] = _written_path(plan, plan.mapping.group_key[0])
     if table.writes_group:
         columns["group_id"] = "group_id"
     if table.writes_rollout:

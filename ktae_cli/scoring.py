@@ -20,7 +20,7 @@ from ktae_cli.schema import SCHEMA_VERSION
 from ktae_cli.scored_table import ScoredTable, metadata_of
 from ktae_cli.writers.atomic import atomic_path, check_target
 from ktae_cli.writers.parquet import ParquetOutput
-from ktae_cli.writers.scored import TOKEN_SCHEMA, token_table
+from ktae_cli.writers.scored import ENCODED_TOKEN_SCHEMA, PLAIN, TokenTable
 
 SUMMARY_COUNTS = (
     "rollouts", "tokens", "groups", "groups_mixed", "groups_all_correct", "groups_all_wrong", "groups_singleton",
@@ -37,8 +37,7 @@ def score_files(
         output = output or default_output(inputs)
         check_target(output, force)
         source = open_rollouts(inputs, scratch)
-        if any(output.exists() and path.exists() and output.samefile(path) for path in source.paths):
-            raise InputError(f"{output}: is also an input; name another output with -o")
+        _check_no_input(output, source.paths, "-o")
         plan = make_plan(source, options)
         if options.strict and plan.warnings:
             raise InputError(f"--strict: {plan.warnings[0]}")
@@ -46,6 +45,8 @@ def score_files(
             "key_weight" in declaration("estimators", s.name).columns for s in plan.specs
         )
         tokens_out = tokens_out or output.with_name(output.name.removesuffix(".parquet") + TOKEN_TABLE_SUFFIX)
+        if has_tokens:
+            _check_no_input(tokens_out, [*source.paths, output], "--tokens-out")
         table = ScoredTable(plan, options)
         output_path = stack.enter_context(atomic_path(output, force))
         plain = tuple(table.ours)
@@ -55,7 +56,7 @@ def score_files(
         with contextlib.ExitStack() as token_stack:
             if has_tokens:
                 token_path = token_stack.enter_context(atomic_path(tokens_out, force))
-                token_sink = ParquetOutput(token_path, TOKEN_SCHEMA)
+                token_sink = ParquetOutput(token_path, ENCODED_TOKEN_SCHEMA, PLAIN, as_plain=True)
                 token_stack.callback(token_sink.abandon)
             counts = _run(plan, options, table, sink.write, token_sink.write if token_sink else None)
             described = None
@@ -67,26 +68,44 @@ def score_files(
     return _summary(counts, plan, options, output, tokens_out if has_tokens else None, seconds)
 
 
+def _check_no_input(target: Path, others: list[Path], option: str) -> None:
+    """Raise `InputError` when a file to be written is one that is read, or the other one that is written."""
+    for path in others:
+        if target.resolve() == path.resolve() or (target.exists() and path.exists() and target.samefile(path)):
+            what = "the scored file" if path is others[-1] and option == "--tokens-out" else "an input"
+            raise InputError(f"{target}: is also {what}; name another file with {option}")
+
+
 def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens) -> dict[str, int]:
     job = Job(
         plan.source, plan.mapping, plan.index, plan.specs, plan.read, pick_device(options.device), options.jobs,
         plan.eos_ids, write_tokens is not None, _Progress(plan.kept_rows, options.progress),
     )  # fmt: skip
     eos = _EosWatch(plan.eos_ids)
+    tokens = TokenTable(plan.index.keys, plan.decoder.token_text, write_tokens) if write_tokens else None
 
     def on_tokens(results) -> None:
         eos.look(results)
-        rows = token_table(results, plan.index.keys, plan.decoder.token_text) if write_tokens else None
-        if rows is not None:
-            write_tokens(rows)
+        if tokens:
+            tokens.add(results)
 
     totals = run(job, lambda batch, results: write(table.rows(batch, results)), on_tokens)
-    counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, "skipped")}
+    if tokens:
+        tokens.flush()
+    counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, "skipped", "without_tokens")}
     if totals.first_error:
         options.warn(f"{counts['skipped']} row(s) left unscored, the first: {totals.first_error}")
+    if counts["without_tokens"]:
+        options.notice(
+            f"{counts['without_tokens']} row(s) have no token of the policy (empty or masked): "
+            "they count in the means of their groups"
+        )
+    unknown = counts["unscored"] - counts["skipped"]
+    if unknown:
+        options.warn(f"{unknown} row(s) have no reward: their advantages are null, and they are in no statistic")
     if counts["groups_singleton"]:
         options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: their advantages are 0")
-    if options.strict and (totals.first_error or counts["groups_singleton"]):
+    if options.strict and (totals.first_error or unknown or counts["groups_singleton"]):
         raise InputError("--strict: the warnings above stop the run; nothing is written")
     if eos.groups * 10 > max(counts["groups_mixed"], 1):
         options.notice(
@@ -147,7 +166,6 @@ def _summary(
 ) -> dict:
     return {
         **{name: counts[name] for name in SUMMARY_COUNTS},
-        "skipped": counts["skipped"],
         "estimators": [str(spec) for spec in plan.specs],
         "output": str(output),
         "token_table": str(tokens) if tokens else None,

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ktae_cli.errors import PrerequisiteError
+from ktae_cli.tokenizer_file import open_tokenizer
 
 
 class Piece(NamedTuple):
@@ -48,12 +48,13 @@ def choose_decoder(
     """Return the decoder and one sentence that says where token text comes from.
 
     The order: `tokenizer` (a tokenizer.json or its directory), else tokenizer.json beside one of the files
-    `beside`, else the stored text of each token, else the ids themselves.
+    or directories `beside`, else the stored text of each token, else the ids themselves.
     """
     if tokenizer is not None:
         path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-        return load_tokenizer(path), f"token text from the tokenizer {path.name}"
-    for path in dict.fromkeys(file.parent / "tokenizer.json" for file in beside):
+        return load_tokenizer(path), f"token text from {path}"
+    folders = (path if path.is_dir() else path.parent for path in beside)
+    for path in dict.fromkeys(folder / "tokenizer.json" for folder in folders):
         if path.is_file():
             return load_tokenizer(path), "token text from tokenizer.json beside the file"
     if has_stored_text:
@@ -62,15 +63,8 @@ def choose_decoder(
 
 
 def load_tokenizer(path: Path) -> Decoder:
-    """Read a tokenizer.json; raise PrerequisiteError where there is none or it cannot be read."""
-    if not path.is_file():
-        raise PrerequisiteError(f"no tokenizer at {path}: give a tokenizer.json or a directory that holds one")
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises plain Exception
-        raise PrerequisiteError(f"cannot read the tokenizer {path}: {str(error).splitlines()[0]}") from None
+    """Return the decoder of a tokenizer.json, or of the one in a directory; raise PrerequisiteError without one."""
+    tokenizer = open_tokenizer(path)
     steps = _decoder_steps(tokenizer)
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
@@ -114,6 +108,7 @@ class BytesDecoder:
         self.tokenizer, self.to_bytes, self.strip, self.bare_start = tokenizer, to_bytes, strip, bare_start
         self.added = tokenizer.get_added_tokens_decoder()
         self.known: dict[int, Token] = {}
+        self.shown: dict[int, str] = {}
 
     def pieces(self, ids: Sequence[int], stored: Sequence[str] | None = None) -> list[Piece]:
         """Return the pieces of `ids`; `stored` is not needed."""
@@ -124,7 +119,11 @@ class BytesDecoder:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one id in visible form."""
-        return visible_token("".join(piece.text for piece in assemble([self.token(int(token_id))])))
+        text = self.shown.get(token_id)
+        if text is None:
+            pieces = assemble([self.token(int(token_id))])
+            text = self.shown[token_id] = visible_token("".join(piece.text for piece in pieces))
+        return text
 
     def token(self, token_id: int) -> Token:
         """Return one vocabulary entry, remembered."""

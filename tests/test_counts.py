@@ -26,7 +26,7 @@ GROUPS = st.lists(st.lists(ROLLOUT, min_size=1, max_size=6), max_size=5)
 def route(request, monkeypatch):
     """Take each way through the tables by its limits, so that the input need not be large."""
     if request.param == "renumbered ids":
-        monkeypatch.setattr(counts_module, "_SLOT_LIMIT", 3700)  # between the slots for all ids and for those that occur
+        monkeypatch.setattr(counts_module, "_SLOT_LIMIT", 3700)  # too few for all ids, enough for those that occur
         monkeypatch.setattr(counts_module, "_SLOTS_PER_TOKEN", 0)
     elif request.param == "sorted pairs":
         monkeypatch.setattr(counts_module, "_SLOT_LIMIT", 0)

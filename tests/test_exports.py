@@ -19,7 +19,7 @@ from ktae_cli.cli.export import default_output, export
 from ktae_cli.errors import InputError, KtaeError, MissingColumnError, UnknownNameError
 from ktae_cli.exports.base import ALIGNMENT, Layout, read_rows
 from ktae_cli.exports.jsonl import jsonl
-from ktae_cli.readers import scored as scored_module
+from ktae_cli.readers import parquet as parquet_module
 from ktae_cli.readers.scored import ScoredFile
 from tests.test_scored import FLOATS, INTS, ROWS, TYPES, write_added, write_scored
 
@@ -99,7 +99,7 @@ def test_unscored_rows_can_be_kept_with_zeros(full, target):
 
 @pytest.mark.parametrize("batch_bytes", [1, 150])
 def test_the_rows_do_not_depend_on_the_batches(full, monkeypatch, batch_bytes):
-    monkeypatch.setattr(scored_module, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(parquet_module, "BATCH_BYTES", batch_bytes)
     run(full, "--to", "parquet", "-q")
     assert read(full.parent / "x.export.parquet") == EXPECTED
 

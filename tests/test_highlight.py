@@ -117,6 +117,7 @@ def test_the_mixed_group_with_the_largest_mean_weight_is_shown_and_two_others_na
     view = json.loads(result.stdout)
     assert (view["group_id"], view["other_groups"]) == ("strong", ["second", "third"])
     assert f"ktae highlight {path} --group second" in run(path).stdout
+    assert f"ktae highlight {path} --by advantages --group " in run(path, "--by", "advantages").stdout
     assert json.loads(run(path, "--group", "all right", "--json").stdout)["other_groups"] == []
 
 
@@ -313,6 +314,9 @@ def test_a_file_without_mixed_groups_says_so(tmp_path):
     result = run(path)
     assert "no group holds right and wrong rollouts" in result.stderr
     assert "2 right · 0 wrong" in result.stdout
+    path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES)
+    assert "this group does not hold right and wrong rollouts" in run(path, "--group", "p2").stderr
+    assert "this group does not" not in run(path, "--group", "p1").stderr
 
 
 def test_lengths_that_disagree_name_the_row(tmp_path):
@@ -349,6 +353,15 @@ def test_a_chat_prompt_is_shown_as_text(tmp_path):
 def test_shorten_leaves_out_the_middle():
     assert shorten("a\n b\t c") == "a b c"
     assert shorten("x" * 150 + "y" * 150, 30) == "x" * 20 + " … " + "y" * 10
+
+
+def test_a_closed_pipe_is_left_to_the_command_line():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        console_for(Closed()).print("x")
 
 
 def test_console_for_a_pipe_writes_plain_lines():

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ktae_cli.errors import InputError, MissingColumnError, UnknownNameError
-from ktae_cli.readers import scored as scored_module
+from ktae_cli.readers import parquet as parquet_module
+from ktae_cli.readers.parquet import ParquetRollouts
 from ktae_cli.readers.scored import ScoredFile, token_rows, unknown_id
 
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
@@ -145,7 +146,7 @@ def test_fixed_size_lists_are_read(tmp_path):
 @pytest.mark.parametrize("batch_bytes", [1, 100, 1 << 20])
 @pytest.mark.parametrize("row_group_size", [1, 4, None])
 def test_rows_are_the_same_whatever_the_batches(tmp_path, monkeypatch, batch_bytes, row_group_size):
-    monkeypatch.setattr(scored_module, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(parquet_module, "BATCH_BYTES", batch_bytes)
     path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES, row_group_size=row_group_size)
     file = ScoredFile(path)
     read = [
@@ -161,7 +162,7 @@ def test_rows_are_the_same_whatever_the_batches(tmp_path, monkeypatch, batch_byt
 
 @pytest.mark.parametrize("row_group_size", [1, 2, 5])
 def test_rows_of_two_files_stay_side_by_side(tmp_path, monkeypatch, row_group_size):
-    monkeypatch.setattr(scored_module, "BATCH_BYTES", 200)
+    monkeypatch.setattr(parquet_module, "BATCH_BYTES", 200)
     path, original = write_added(tmp_path, row_group_size)
     file = ScoredFile(path, original)
     read = []
@@ -203,6 +204,57 @@ def test_rollouts_of_another_length_are_refused(tmp_path, scored):
     pq.write_table(pa.table({"response_ids": [[1]]}), tmp_path / "other.parquet")
     with pytest.raises(InputError, match=r"other.parquet holds 1 rows, x.scored.parquet 6"):
         ScoredFile(scored, tmp_path / "other.parquet")
+
+
+def test_rollouts_are_known_by_their_footers_and_by_the_mapping_of_the_input(tmp_path):
+    path, original = write_added(tmp_path)
+    footer = ParquetRollouts([original]).fingerprints()
+    other = {"reward": "prompt_length"}
+    types = {"group_id": pa.string(), "rollout_id": pa.string(), "advantages": FLOATS}
+    rows = [{**row, "group_id": row["prompt_id"]} for row in ROWS]
+    columns = {"group_id": "group_id", "rollout_id": "rollout_id"}
+    write_scored(path, rows, types, columns, inputs=footer, input_columns={"group_id": ["prompt"], "reward": "score"})
+    assert ScoredFile(path, original).index().verdict.tolist() == [1, 0, 1, -1, -1, 1]
+    write_scored(path, rows, types, columns, inputs=footer, input_columns=other)
+    assert ScoredFile(path, original).has("reward")
+    pq.write_table(pq.read_table(original).slice(0, 6), original, compression="none")
+    with pytest.raises(InputError, match=r"x.parquet is not the input that x.scored.parquet was made from"):
+        ScoredFile(path, original)
+
+
+def test_rollouts_in_several_files_are_read_end_to_end(tmp_path):
+    path, original = write_added(tmp_path)
+    table = pq.read_table(original)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    pq.write_table(table.slice(0, 2), parts / "a.parquet")
+    pq.write_table(table.slice(2).drop_columns("response_tokens"), parts / "b.parquet")
+    file = ScoredFile(path, parts)
+    read = [
+        ids
+        for _, columns in file.batches(["response_ids", "advantages"])
+        for ids in columns["response_ids"].to_pylist()
+    ]
+    assert read == [row["response_ids"] for row in ROWS]
+    some = list(file.batches(["response_tokens"], np.array([1, 3])))
+    assert [text for _, columns in some for text in columns["response_tokens"].to_pylist()] == [["t1", "t4"], None]
+
+
+def test_truncated_responses_that_were_scored_as_wrong_are_wrong(tmp_path):
+    rows = [{**row, "finish_reason": reason} for row, reason in zip(ROWS, ["length", "stop", None] * 2, strict=True)]
+    types = TYPES | {"finish_reason": pa.string()}
+    kept = ScoredFile(write_scored(tmp_path / "kept.parquet", rows, types, truncated="keep"))
+    zeroed = ScoredFile(write_scored(tmp_path / "zeroed.parquet", rows, types, truncated="zero"))
+    assert kept.index().verdict.tolist() == [1, 0, 1, -1, -1, 1]
+    assert zeroed.index().verdict.tolist() == [0, 0, 1, 0, -1, 1]
+
+
+def test_equal_token_weights_are_in_the_order_of_p(tmp_path):
+    tokens = [token_row("p1", 1, 0.9999, p_value=1.0), token_row("p1", 2, -1.0, p_value=0.02), token_row("p1", 3, 0.5)]
+    path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES, tokens=tokens)
+    rows, tested = token_rows(ScoredFile(path).token_table()[0], "p1", "ktae", 3)
+    assert [row["token_id"] for row in rows] == [2, 1, 3]
+    assert tested == 3
 
 
 def test_files_that_are_not_scored_are_one_clear_line(tmp_path):

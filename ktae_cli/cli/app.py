@@ -77,8 +77,10 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted; nothing was written under the final name")
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more at exit.
+    except (BrokenPipeError, SystemExit) as error:
+        # typer turns a closed pipe into SystemExit(1). Python would complain once more when it flushes at exit.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            return error.code if isinstance(error.code, int) else 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:

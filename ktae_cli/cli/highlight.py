@@ -1,6 +1,7 @@
 """`ktae highlight`: which tokens separate the right from the wrong rollouts of a prompt."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -61,4 +62,6 @@ def highlight(
     if as_json:
         print(json.dumps(view.to_json(), allow_nan=False, indent=1))
     else:
-        print_view(view, console_for(sys.stdout), str(scored))
+        given = {"--by": by, "--tokenizer": tokenizer, "--rollouts": rollouts}
+        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+        print_view(view, console_for(sys.stdout), shlex.join(["ktae", "highlight", str(scored), *options]))

@@ -88,9 +88,11 @@ def score(
     the input. Contiguous groups are read once, others twice through temporary files; the key columns are always read
     once more beforehand.
     """
+    from ktae_cli.memory import use_frugal_allocator
     from ktae_cli.plan import ScoreOptions
     from ktae_cli.scoring import preview, score_files
 
+    use_frugal_allocator()
     with ProgressBar(quiet) as progress:
         chosen = ScoreOptions(
             estimators=tuple(estimator), device=device, jobs=jobs, limit=limit, group_by=split_names(group_by),

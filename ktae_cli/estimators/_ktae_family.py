@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ktae_cli.batch import GroupBatch
 from ktae_cli.errors import KtaeError, PrerequisiteError
-from ktae_cli.estimators.base import Estimate, TokenScores, rollout_advantages
+from ktae_cli.estimators.base import Estimate, rollout_advantages
 from ktae_cli.names import Spec
 from ktae_cli.stats.counts import Counts, count_tokens
-from ktae_cli.stats.tables import Cells, exact_cells, look_up
-from ktae_cli.stats.term_frequency import bounded_direction, ratio_direction, term_frequency
+from ktae_cli.stats.tables import Cells, Lookup, exact_cells, look_up
+from ktae_cli.stats.term_frequency import bounded_direction, length_norm, ratio_direction, term_frequency
 
 
 @dataclass(frozen=True)
@@ -61,45 +61,87 @@ def ktae_estimate(batch: GroupBatch, settings: Settings) -> Estimate:
     advantages = base_scale * base + shift_scale * key_weight, float32, 0 off the mask.
     """
     base = rollout_advantages(settings.base, batch)
-    counts = counts_of(batch)
-    totals = class_totals(batch)
-    measures = look_up(
+    counts, totals = counts_of(batch), class_totals(batch)
+    lookup = look_up(
         settings.cells, counts.group, counts.correct_with, counts.incorrect_with, totals.n_correct, totals.n_incorrect
-    ).to(settings.dtype)
-    tf_correct, tf_incorrect = _term_frequencies(
-        settings, counts.group, counts.correct_count, counts.incorrect_count, totals
     )
-    weight = key_weight(settings, measures, tf_correct, tf_incorrect)
-    zeroed = _zeroed(settings, counts.token_id, batch.eos_ids)
-    weight = torch.where(zeroed, 0.0, weight)
-    if settings.loo:
-        per_position = _leave_one_out(settings, batch, counts, totals, zeroed)
-    else:
-        padded = torch.cat([weight, weight.new_zeros(1)]).to(torch.float32)
-        per_position = padded.index_select(0, counts.entry_index)
+    near = counts.group.int()  # half the traffic of an int64 index
+    tf = tuple(
+        _term_frequency(settings, count, near, own, other)
+        for count, own, other in (
+            (counts.correct_count, totals.tokens_correct, totals.tokens_incorrect),
+            (counts.incorrect_count, totals.tokens_incorrect, totals.tokens_correct),
+        )
+    )
+    weight = _zero(settings, key_weight(settings, lookup, *tf), counts.token_id, batch.eos_ids)
+    per_position = _leave_one_out(settings, batch, counts, totals) if settings.loo else _spread(weight, counts)
     advantages = batch.spread(base * settings.base_scale).add_(per_position, alpha=settings.shift_scale)
-    p_value = measures[1 if settings.fisher == "point" else 0]
-    tokens = TokenScores(
-        counts.group, counts.token_id, weight, measures[3], p_value, measures[2],
-        counts.correct_with, counts.incorrect_with,
-        totals.n_correct[counts.group], totals.n_incorrect[counts.group], tf_correct, tf_incorrect,
-    )  # fmt: skip
+
+    def tokens() -> dict[str, Tensor]:
+        p, gain, effect = (
+            lookup.measures[1 if settings.fisher == "point" else 0],
+            lookup.measures[2],
+            lookup.measures[3],
+        )
+        return {
+            "group": counts.group,
+            "token_id": counts.token_id,
+            "key_weight": weight,
+            "effect": lookup.of_entries(effect),
+            "p_value": lookup.of_entries(p),
+            "information_gain": lookup.of_entries(gain),
+            "correct_with": counts.correct_with,
+            "incorrect_with": counts.incorrect_with,
+            "n_correct": totals.n_correct.index_select(0, near),
+            "n_incorrect": totals.n_incorrect.index_select(0, near),
+            "tf_correct": tf[0],
+            "tf_incorrect": tf[1],
+        }
+
     return Estimate(advantages, {"key_weight": per_position}, tokens)
 
 
-def key_weight(settings: Settings, measures: Tensor, tf_correct: Tensor, tf_incorrect: Tensor) -> Tensor:
-    """Return the key weight from (p two-sided, p point, information gain, half h) rows and the term frequencies."""
+def key_weight(settings: Settings, lookup: Lookup, tf_correct: Tensor, tf_incorrect: Tensor) -> Tensor:
+    """Return the key weight of each entry (n_entries,) in the settings' dtype."""
+    measures = lookup.measures.to(settings.dtype)
     p = measures[1 if settings.fisher == "point" else 0]
-    association = torch.where(p == 1, 0.0, torch.exp(-2 * p))
-    strength = settings.alpha * association + settings.beta * measures[2]
-    direction = measures[3]
+    association = torch.exp(-2 * p).masked_fill_(p == 1, 0.0)
+    strength = lookup.of_entries(settings.alpha * association + settings.beta * measures[2])
+    direction = lookup.of_entries(measures[3])
     if settings.tf == "code":
-        direction = direction + settings.gamma * ratio_direction(tf_correct, tf_incorrect, settings.tf_eps)
+        direction = direction.add_(ratio_direction(tf_correct, tf_incorrect, settings.tf_eps), alpha=settings.gamma)
     elif settings.tf == "bounded":
-        direction = direction + settings.gamma * bounded_direction(tf_correct, tf_incorrect)
+        direction = direction.add_(bounded_direction(tf_correct, tf_incorrect), alpha=settings.gamma)
+    z = direction.mul_(strength).add_(0.0)  # no negative zeros
     if settings.scale == "paper":
-        return settings.top * 0.5 * torch.tanh(strength * direction / 2)  # sigma(z) - 1/2 = tanh(z / 2) / 2
-    return settings.top * torch.tanh(strength * direction / (settings.alpha + settings.beta) / 2)
+        return z.mul_(0.5).tanh_().mul_(0.5 * settings.top)  # sigma(z) - 1/2 = tanh(z / 2) / 2
+    return z.mul_(0.5 / (settings.alpha + settings.beta)).tanh_().mul_(settings.top)
+
+
+def _spread(weight: Tensor, counts: Counts) -> Tensor:
+    """Return the weight at each position (n_tokens,) float32, 0 where it is not counted."""
+    padded = torch.zeros(len(weight) + 1, dtype=torch.float32, device=weight.device)
+    padded[:-1] = weight
+    return padded.index_select(0, counts.entry_index)
+
+
+def _term_frequency(settings: Settings, count: Tensor, group: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    norm = length_norm(own, other, settings.k1, settings.b).to(settings.dtype)
+    return term_frequency(count, own.index_select(0, group), norm.index_select(0, group), settings.k1)
+
+
+def _zero(settings: Settings, weight: Tensor, token_id: Tensor, eos_ids: tuple[int, ...]) -> Tensor:
+    """Set the weight of the zero_ids to 0."""
+    ids = settings.zero_ids
+    if ids == "none":
+        return weight
+    if ids == "eos":
+        if not eos_ids:
+            raise PrerequisiteError(
+                "zero_ids=eos needs the end-of-text id: give --eos-id ID, or a tokenizer that has one"
+            )
+        ids = eos_ids
+    return weight.masked_fill_(torch.isin(token_id, torch.tensor(ids, device=token_id.device)), 0.0)
 
 
 def counts_of(batch: GroupBatch) -> Counts:
@@ -114,12 +156,11 @@ def counts_of(batch: GroupBatch) -> Counts:
 def class_totals(batch: GroupBatch) -> ClassTotals:
     """Count rollouts and unmasked tokens on the two sides of each group."""
     lengths = counted_lengths(batch)
-    totals = []
-    for weights in (torch.ones_like(lengths), lengths):
-        for side in (1, 0):
-            chosen = torch.where(batch.correct == side, weights, 0)
-            totals.append(torch.zeros_like(batch.group_sizes).index_add_(0, batch.group_index, chosen))
-    return ClassTotals(*totals)
+    side = torch.where(batch.correct >= 0, 2 * batch.group_index + batch.correct, 2 * batch.n_groups)
+    sums = torch.zeros((2 * batch.n_groups + 1, 2), dtype=torch.int64, device=lengths.device)
+    sums.index_add_(0, side, torch.stack([torch.ones_like(lengths), lengths], 1))
+    wrong, right = sums[:-1].view(-1, 2, 2).unbind(1)
+    return ClassTotals(right[:, 0], wrong[:, 0], right[:, 1], wrong[:, 1])
 
 
 def counted_lengths(batch: GroupBatch) -> Tensor:
@@ -130,30 +171,7 @@ def counted_lengths(batch: GroupBatch) -> Tensor:
     return running[batch.offsets[1:]] - running[batch.offsets[:-1]]
 
 
-def _term_frequencies(settings, group, correct_count, incorrect_count, totals: ClassTotals):
-    mean_tokens = (totals.tokens_correct + totals.tokens_incorrect).to(torch.float64) / 2
-    return tuple(
-        term_frequency(count, tokens[group], mean_tokens[group], settings.k1, settings.b, settings.dtype)
-        for count, tokens in ((correct_count, totals.tokens_correct), (incorrect_count, totals.tokens_incorrect))
-    )
-
-
-def _zeroed(settings: Settings, token_id: Tensor, eos_ids: tuple[int, ...]) -> Tensor:
-    ids = settings.zero_ids
-    if ids == "none":
-        return torch.zeros_like(token_id, dtype=torch.bool)
-    if ids == "eos":
-        if not eos_ids:
-            raise PrerequisiteError(
-                "zero_ids=eos needs the end-of-text id: give --eos-id ID, or a tokenizer that names it"
-            )
-        ids = eos_ids
-    return torch.isin(token_id, torch.tensor(ids, device=token_id.device))
-
-
-def _leave_one_out(
-    settings: Settings, batch: GroupBatch, counts: Counts, totals: ClassTotals, zeroed: Tensor
-) -> Tensor:
+def _leave_one_out(settings: Settings, batch: GroupBatch, counts: Counts, totals: ClassTotals) -> Tensor:
     """Return the weights of each position computed from the other rollouts of its group (n_tokens,) float32.
 
     The table of (token, rollout) is the group's less the rollout's own presence; its term frequencies are the group's
@@ -162,24 +180,29 @@ def _leave_one_out(
     entry, rollout, own, position_pair = _pairs(batch, counts)
     right = (batch.correct[rollout] == 1).to(torch.int64)
     wrong = 1 - right
-    group, lengths = counts.group[entry], counted_lengths(batch)[rollout]
-    # A group splits in two compositions: without a right rollout, without a wrong one. Index 2 g + right.
+    group, length = counts.group[entry], counted_lengths(batch)[rollout]
+    # A group splits in two compositions: less a wrong rollout (2 g), less a right one (2 g + 1).
     n_correct = torch.stack([totals.n_correct, totals.n_correct - 1], 1).flatten()
     n_incorrect = torch.stack([totals.n_incorrect - 1, totals.n_incorrect], 1).flatten()
     half = 2 * group + right
-    one_sided = (torch.minimum(n_correct, n_incorrect) <= 0)[half]
-    measures = look_up(
+    lookup = look_up(
         settings.cells, half, counts.correct_with[entry] - right, counts.incorrect_with[entry] - wrong,
         n_correct.clamp(min=0), n_incorrect.clamp(min=0),
     )  # fmt: skip
-    tokens_correct = totals.tokens_correct[group] - lengths * right
-    tokens_incorrect = totals.tokens_incorrect[group] - lengths * wrong
-    mean_tokens = (tokens_correct + tokens_incorrect).to(torch.float64) / 2
-    form = (settings.k1, settings.b, settings.dtype)
-    tf_correct = term_frequency(counts.correct_count[entry] - own * right, tokens_correct, mean_tokens, *form)
-    tf_incorrect = term_frequency(counts.incorrect_count[entry] - own * wrong, tokens_incorrect, mean_tokens, *form)
-    weight = key_weight(settings, measures, tf_correct, tf_incorrect)
-    weight = torch.where(one_sided | zeroed[entry], 0.0, weight).to(torch.float32)
+    tokens_correct = totals.tokens_correct[group] - length * right
+    tokens_incorrect = totals.tokens_incorrect[group] - length * wrong
+    k1, b, dtype = settings.k1, settings.b, settings.dtype
+    tf_correct = term_frequency(
+        counts.correct_count[entry] - own * right, tokens_correct,
+        length_norm(tokens_correct, tokens_incorrect, k1, b).to(dtype), k1,
+    )  # fmt: skip
+    tf_incorrect = term_frequency(
+        counts.incorrect_count[entry] - own * wrong, tokens_incorrect,
+        length_norm(tokens_incorrect, tokens_correct, k1, b).to(dtype), k1,
+    )  # fmt: skip
+    weight = key_weight(settings, lookup, tf_correct, tf_incorrect)
+    weight = weight.masked_fill_((torch.minimum(n_correct, n_incorrect) <= 0)[half], 0.0)
+    weight = _zero(settings, weight, counts.token_id[entry], batch.eos_ids).to(torch.float32)
     return torch.cat([weight, weight.new_zeros(1)]).index_select(0, position_pair)
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 
-import torch
 from torch import Tensor
 
 from ktae_cli.batch import GroupBatch
@@ -12,36 +12,22 @@ from ktae_cli.catalogue import needs as needs_of
 from ktae_cli.catalogue import resolve_spec
 from ktae_cli.errors import MissingColumnError
 from ktae_cli.names import Spec
-from ktae_cli.stats.segments import constant_within_groups, mean_within_groups
+from ktae_cli.stats.segments import Moments, moments_within_groups
 
 _BATCH_FIELDS = {"response_ids": "token_ids", "reward": "rewards"}
 
 
 @dataclass(frozen=True)
-class TokenScores:
-    """The KTAE statistics of each distinct (group, token id), all tensors (n_entries,)."""
-
-    group: Tensor
-    token_id: Tensor
-    key_weight: Tensor
-    effect: Tensor
-    p_value: Tensor
-    information_gain: Tensor
-    correct_with: Tensor
-    incorrect_with: Tensor
-    n_correct: Tensor
-    n_incorrect: Tensor
-    tf_correct: Tensor
-    tf_incorrect: Tensor
-
-
-@dataclass(frozen=True)
 class Estimate:
-    """Advantages (n_tokens,) float32, further per-token columns by name, and the token table of a KTAE estimator."""
+    """Advantages (n_tokens,) float32, and further per-token columns by name.
+
+    tokens: of a KTAE estimator, gathers the token table when called: column -> (n_entries,), one entry for each
+    distinct (group, token id), with `group` the index of the group in the batch.
+    """
 
     advantages: Tensor
     columns: dict[str, Tensor] = field(default_factory=dict)
-    tokens: TokenScores | None = None
+    tokens: Callable[[], dict[str, Tensor]] | None = None
 
 
 def estimator(
@@ -62,6 +48,7 @@ def estimator(
     return declare
 
 
+@cache
 def load(spec: str | Spec) -> tuple[Callable, Spec]:
     """Import an estimator; return its function and the resolved spec."""
     spec = resolve_spec(spec)
@@ -101,12 +88,17 @@ def _has(batch: GroupBatch, name: str) -> bool:
     return getattr(batch, _BATCH_FIELDS.get(name, name)) is not None
 
 
-def no_signal(batch: GroupBatch, rewards: Tensor) -> Tensor:
-    """Tell for each rollout (n_rollouts,) bool whether its group gives none: one rollout, or all rewards equal."""
-    return constant_within_groups(rewards, batch.group_index, batch.n_groups)[batch.group_index]
+def moments_of(batch: GroupBatch, rewards: Tensor) -> Moments:
+    """Return the groups' moments of the rewards (n_rollouts,), computed once for the batch's own rewards."""
+    if rewards is not batch.rewards:
+        return moments_within_groups(rewards, batch.group_index)
+    if "moments" not in batch.memo:
+        batch.memo["moments"] = moments_within_groups(rewards, batch.group_index)
+    return batch.memo["moments"]
 
 
 def centred(batch: GroupBatch, rewards: Tensor) -> Tensor:
-    """Return rewards minus their group's mean (n_rollouts,), exactly 0 where the group gives no signal."""
-    difference = rewards - mean_within_groups(rewards, batch.group_index, batch.n_groups)[batch.group_index]
-    return torch.where(no_signal(batch, rewards), 0.0, difference)
+    """Return rewards minus their group's mean (n_rollouts,), exactly 0 where a group's rewards are all equal."""
+    moments = moments_of(batch, rewards)
+    difference = rewards - moments.mean[batch.group_index]
+    return difference.masked_fill_(moments.constant[batch.group_index], 0.0)

@@ -5,9 +5,8 @@ from torch import Tensor
 
 from ktae_cli.batch import GroupBatch
 from ktae_cli.errors import KtaeError
-from ktae_cli.estimators.base import estimator
+from ktae_cli.estimators.base import estimator, moments_of
 from ktae_cli.estimators.grpo import z_scores
-from ktae_cli.stats.segments import constant_within_groups
 
 
 @estimator(needs=("reward",), level="rollout", scope="group")
@@ -43,7 +42,7 @@ def dapo(
         n_known = torch.bincount(batch.group_index[known], minlength=batch.n_groups)
         n_right = torch.bincount(batch.group_index, weights=verdict, minlength=batch.n_groups)
         dead = (n_known > 0) & ((n_right == 0) | (n_right == n_known))
-        dead |= constant_within_groups(batch.rewards, batch.group_index, batch.n_groups)
+        dead |= moments_of(batch, batch.rewards).constant
         advantages = torch.where(dead[batch.group_index], 0.0, advantages)
     return advantages
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ktae_cli.batch import GroupBatch
-from ktae_cli.estimators.base import centred, estimator
-from ktae_cli.stats.segments import std_within_groups
+from ktae_cli.errors import KtaeError
+from ktae_cli.estimators.base import centred, estimator, moments_of
 
 
 @estimator(needs=("reward",), level="rollout", scope="group")
@@ -27,9 +27,12 @@ def grpo(batch: GroupBatch, *, eps: float = 1e-6, ddof: int = 1, singleton: Lite
 
 def z_scores(batch: GroupBatch, rewards: Tensor, eps: float, ddof: int, singleton: str) -> Tensor:
     """Return (R - mean) / (std + eps) within groups (n_rollouts,), with the degenerate cases of `grpo`."""
-    std = std_within_groups(rewards, batch.group_index, batch.n_groups, ddof)[batch.group_index]
-    advantages = centred(batch, rewards) / (std + eps)
+    if ddof not in (0, 1) or eps < 0:
+        raise KtaeError(f"ddof is 0 or 1, and eps is not negative; found ddof={ddof}, eps={eps}")
+    moments = moments_of(batch, rewards)
+    advantages = centred(batch, rewards) / (moments.std(ddof) + eps)[batch.group_index]
+    advantages.masked_fill_(moments.constant[batch.group_index], 0.0)  # 0 / 0 where eps is 0
     if singleton == "raw":
-        alone = (batch.group_sizes == 1)[batch.group_index]
+        alone = (moments.size == 1)[batch.group_index]
         advantages = torch.where(alone, rewards / (1 + eps), advantages)
     return advantages

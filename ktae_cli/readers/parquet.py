@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ktae_cli.errors import InputError
+from ktae_cli.readers.base import list_lengths, list_values
 from ktae_cli.schema import METADATA_KEY
 
 BATCH_BYTES = 4 << 20
@@ -24,7 +25,7 @@ class ParquetRollouts:
 
     def __init__(self, paths: list[Path]):
         self.paths = paths
-        schemas = [_open(path).schema_arrow for path in paths]
+        schemas = [_schema(path) for path in paths]
         self.schema = _one_schema(paths, schemas)
         self.sizes = [_open(path).metadata.num_rows for path in paths]
 
@@ -38,7 +39,10 @@ class ParquetRollouts:
         if len(self.paths) > 1:
             return None
         raw = (_open(self.paths[0]).metadata.metadata or {}).get(METADATA_KEY)
-        return json.loads(raw) if raw else None
+        try:
+            return json.loads(raw) if raw else None
+        except ValueError:
+            raise InputError(f"{self.paths[0]}: its metadata {METADATA_KEY.decode()!r} is not JSON") from None
 
     def fingerprints(self) -> list[dict[str, str]]:
         """Return the base name and the SHA-256 of the footer of each file."""
@@ -69,8 +73,8 @@ class ParquetRollouts:
             file = _open(path)
             present = [name for name in schema.names if name in file.schema_arrow.names]
             for group in range(file.metadata.num_row_groups):
-                for batch in _row_group_batches(file, path, group, present):
-                    yield _under_schema(batch, schema, path)
+                for batch in row_group_batches(file, path, group, present):
+                    yield under_schema(batch, schema, path)
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -84,6 +88,16 @@ def _open(path: Path) -> pq.ParquetFile:
         raise InputError(_not_parquet(path, error)) from None
 
 
+def _schema(path: Path) -> pa.Schema:
+    try:
+        schema = _open(path).schema_arrow
+        schema.names  # noqa: B018  (decodes the names)
+        return schema
+    except (UnicodeDecodeError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path}: the Parquet file is damaged, its schema cannot be read ({reason})") from None
+
+
 def _not_parquet(path: Path, error: Exception) -> str:
     with open(path, "rb") as file:
         head = file.read(4)
@@ -94,13 +108,16 @@ def _not_parquet(path: Path, error: Exception) -> str:
     return f"{path}: not a Parquet file (it begins with {head!r}); give Parquet, one row per rollout"
 
 
-def _row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Yield one row group in batches; smaller ones where Arrow cannot assemble a nested column of over 2 GiB."""
     n_rows = file.metadata.row_group(group).num_rows
-    size = _rows_per_batch(file.metadata.row_group(group), columns)
+    try:
+        size = _rows_per_batch(file.metadata.row_group(group), columns)
+    except (UnicodeDecodeError, pa.ArrowException):
+        raise InputError(f"{path}: the Parquet file is damaged, its footer cannot be read; write it again") from None
     done = 0
     while done < n_rows:
-        skip = done
+        skip = before = done
         try:
             for batch in file.iter_batches(size, row_groups=[group], columns=columns):
                 if skip >= len(batch):
@@ -118,6 +135,9 @@ def _row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: li
                 raise
             reason = str(error).partition("\n")[0]
             raise InputError(f"{path}: row group {group} cannot be read after row {done}: {reason}") from None
+        else:
+            if done == before:
+                raise InputError(f"{path}: row group {group} ends after {done} of {n_rows} rows; the file is damaged")
 
 
 def _rows_per_batch(group: pq.RowGroupMetaData, columns: list[str]) -> int:
@@ -131,7 +151,7 @@ def _rows_per_batch(group: pq.RowGroupMetaData, columns: list[str]) -> int:
     return max(1, min(1 << 16, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
 
 
-def _under_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+def under_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     columns = []
@@ -141,9 +161,23 @@ def _under_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.Re
         if column.type != field.type:
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
-            column = column.cast(field.type)
+            if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
+                column = _without_view(column)
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                reason = str(error).partition("\n")[0]
+                found = f"{batch.schema.field(index).type} here, {field.type} for all files together ({reason})"
+                raise InputError(f"{path}: column {field.name!r} is {found}; score the files apart") from None
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(schema)))
+
+
+def _without_view(array: pa.Array) -> pa.Array:
+    """Return a list view as a list: Arrow's own cast fails on slices."""
+    lengths, valid = list_lengths(array)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, list_values(array), mask=pa.array(~valid))
 
 
 def _one_schema(paths: list[Path], schemas: list[pa.Schema]) -> pa.Schema:
@@ -164,8 +198,21 @@ def _one_schema(paths: list[Path], schemas: list[pa.Schema]) -> pa.Schema:
 
 
 def _plain(field: pa.Field) -> pa.Field:
-    """Return the field without dictionary encoding, which files of one dataset do not share."""
-    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+    """Return the field without dictionaries and views, which files of one dataset do not share."""
+    return field.with_type(_plain_type(field.type))
+
+
+def _plain_type(dtype: pa.DataType) -> pa.DataType:
+    t = pa.types
+    if t.is_dictionary(dtype):
+        return _plain_type(dtype.value_type)
+    if t.is_string_view(dtype) or t.is_binary_view(dtype):
+        return pa.large_string() if t.is_string_view(dtype) else pa.large_binary()
+    if t.is_list(dtype) or t.is_list_view(dtype):
+        return pa.list_(_plain(dtype.value_field))
+    if t.is_large_list(dtype) or t.is_large_list_view(dtype):
+        return pa.large_list(_plain(dtype.value_field))
+    return pa.struct([_plain(field) for field in dtype]) if t.is_struct(dtype) else dtype
 
 
 def _disagreement(first: Path, path: Path, merged: pa.Schema, schema: pa.Schema) -> str:

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ktae_cli.errors import InputError, MissingColumnError, UnknownNameError
+from ktae_cli.inputs import expand_inputs
 from ktae_cli.mapping import fits
-from ktae_cli.readers.base import column_at, field_at, is_list, list_lengths, list_values
+from ktae_cli.readers.base import column_at, field_at, is_list, list_lengths, list_values, root_of
+from ktae_cli.readers.parquet import ParquetRollouts, row_group_batches, under_schema
 from ktae_cli.schema import BY_NAME, METADATA_KEY, SCHEMA_VERSION, is_score_column
 
-BATCH_BYTES = 32 << 20
 RIGHT, WRONG, UNKNOWN = 1, 0, -1
 
 Columns = dict[str, pa.Array]
@@ -55,19 +56,32 @@ class GroupIndex:
 
 
 class ScoredFile:
-    """A scored Parquet file, with the rollout file that it was made from where it holds only the added columns."""
+    """A scored Parquet file, with the rollouts that it was made from where it holds only the added columns."""
 
     def __init__(self, path: Path, rollouts: Path | None = None):
         self.path = path
         self.file = _open(path)
         self.metadata = _metadata_of(self.file, path)
+        self.schemas, self.files = [self.file.schema_arrow], [[(path, self.file)]]
         self.rollouts_path = rollouts
-        self.rollouts = None if rollouts is None else _open(rollouts)
-        if self.rollouts is not None and self.rollouts.metadata.num_rows != self.n_rows:
+        if rollouts is not None:
+            self._add_rollouts(rollouts)
+
+    def _add_rollouts(self, rollouts: Path) -> None:
+        source = ParquetRollouts(expand_inputs([str(rollouts)]))
+        if source.n_rows != self.n_rows:
             raise InputError(
-                f"{rollouts.name} holds {self.rollouts.metadata.num_rows} rows, {path.name} {self.n_rows}: "
-                "give with --rollouts the file that was scored"
+                f"{rollouts.name} holds {source.n_rows} rows, {self.path.name} {self.n_rows}: "
+                "give with --rollouts the input that was scored"
             )
+        scored = [part.get("footer_sha256") for part in self.metadata.get("inputs") or []]
+        if scored and scored != [part["footer_sha256"] for part in source.fingerprints()]:
+            raise InputError(
+                f"{rollouts.name} is not the input that {self.path.name} was made from (its footer differs): "
+                "give that input with --rollouts, or score this one"
+            )
+        self.schemas.append(source.schema)
+        self.files.append([(part, _open(part)) for part in source.paths])
 
     @property
     def n_rows(self) -> int:
@@ -92,17 +106,16 @@ class ScoredFile:
         absent = [name for name in names if not self.has(name)]
         if not absent:
             return
-        if self.rollouts is None:
+        if self.rollouts_path is None:
             way = "if it was written with --columns added, give the file that was scored: --rollouts INPUT"
             raise MissingColumnError(f"{self.path.name} has no {', '.join(absent)}; {way}")
         both = f"neither {self.path.name} nor {self.rollouts_path.name} has {', '.join(absent)}"
-        raise MissingColumnError(f"{both}; columns found: {', '.join(self.rollouts.schema_arrow.names)}")
+        raise MissingColumnError(f"{both}; columns found: {', '.join(self.schemas[1].names)}")
 
     def value_columns(self) -> list[str]:
         """Return the names of all columns with one float for each token, those of `score` first."""
-        names = [name for name in self.file.schema_arrow.names if is_score_column(name)]
-        names += [*BY_NAME, *self.file.schema_arrow.names]
-        names += self.rollouts.schema_arrow.names if self.rollouts is not None else []
+        names = [name for name in self.schemas[0].names if is_score_column(name)] + [*BY_NAME]
+        names += [name for schema in self.schemas for name in schema.names]
         return [name for name in dict.fromkeys(names) if self._is_token_floats(name)]
 
     def batches(self, names: Sequence[str], rows: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, Columns]]:
@@ -112,16 +125,15 @@ class ScoredFile:
             found = self._find(name)
             if found is not None:
                 wanted.setdefault(found[0], {})[name] = found[1]
-        sources = [(self.file, self.path), (self.rollouts, self.rollouts_path)]
-        streams = [_stream(*sources[source], paths, rows) for source, paths in wanted.items()]
+        streams = [_stream(self.files[at], self.schemas[at], paths, rows) for at, paths in wanted.items()]
         return _side_by_side(streams)
 
     def index(self, column: str | None = None) -> GroupIndex:
         """Read group, verdict and mean |column| of every row in one pass."""
         codes: dict[str, int] = {}
         parts: list[tuple[np.ndarray, ...]] = []
-        threshold = float(self.metadata.get("correct_threshold") or 0.0)
-        for _, columns in self.batches(("group_id", "reward", "correct", "advantages", *filter(None, [column]))):
+        needed = ["group_id", "reward", "correct", "finish_reason", "advantages", *filter(None, [column])]
+        for _, columns in self.batches(needed):
             encoded = text_of(columns["group_id"]).dictionary_encode()
             local = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()]
             if encoded.null_count:
@@ -129,7 +141,7 @@ class ScoredFile:
             group = np.asarray(local, np.int32)[np.asarray(encoded.indices)]
             scored = np.asarray(columns["advantages"].is_valid())
             size, total = _absolute_sums(columns[column]) if column else (np.zeros(len(group), np.int64),) * 2
-            parts.append((group, verdicts(columns, threshold), scored, total / np.maximum(size, 1), size))
+            parts.append((group, verdicts(columns, self.metadata), scored, total / np.maximum(size, 1), size))
         if not parts:
             raise InputError(f"{self.path.name} holds no rows")
         return GroupIndex(list(codes), *(np.concatenate(part) for part in zip(*parts, strict=True)))
@@ -150,24 +162,23 @@ class ScoredFile:
 
     def _find(self, name: str) -> tuple[int, str] | None:
         """Return (source, dotted path): source 0 is the scored file, 1 the rollouts beside it."""
-        known = self.metadata.get("columns") or {}
-        for path in (known.get(name), name if name not in BY_NAME else None):
-            if path is not None and field_at(self.file.schema_arrow, path) is not None:
+        known = (self.metadata.get("columns") or {}).get(name)
+        for path in (known, name if name not in BY_NAME else None):
+            if path is not None and field_at(self.schemas[0], path) is not None:
                 return 0, path
-        if self.rollouts is None:
+        if len(self.schemas) == 1:
             return None
+        known = (self.metadata.get("input_columns") or {}).get(name)
         aliases = BY_NAME[name].aliases if name in BY_NAME else ()
-        for path in (known.get(name), name, *aliases):
-            field = path and field_at(self.rollouts.schema_arrow, path)
+        for path in (known, name, *aliases):
+            field = field_at(self.schemas[1], path) if isinstance(path, str) else None
             if field is not None and (name not in BY_NAME or fits(field.type, BY_NAME[name].dtype)):
                 return 1, path
         return None
 
     def _is_token_floats(self, name: str) -> bool:
         found = self._find(name)
-        if found is None:
-            return False
-        dtype = field_at((self.rollouts if found[0] else self.file).schema_arrow, found[1]).type
+        dtype = field_at(self.schemas[found[0]], found[1]).type if found else pa.null()
         return is_list(dtype) and pa.types.is_floating(dtype.value_type)
 
 
@@ -200,28 +211,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _rows_per_batch(file: pq.ParquetFile, paths: Sequence[str]) -> int:
-    size = 0
-    for at in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(at)
-        for column in map(group.column, range(group.num_columns)):
-            if any(f"{column.path_in_schema}.".startswith(f"{path}.") for path in paths):
-                size += max(column.total_uncompressed_size, 8 * column.num_values)
-    return max(1, min(65536, BATCH_BYTES * file.metadata.num_rows // max(size, 1)))
-
-
 def _stream(
-    file: pq.ParquetFile, path: Path, paths: dict[str, str], rows: np.ndarray | None
+    files: list[tuple[Path, pq.ParquetFile]], schema: pa.Schema, paths: dict[str, str], rows: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, Columns]]:
-    leaves, first = list(dict.fromkeys(paths.values())), 0
-    batch_rows = _rows_per_batch(file, leaves)
-    for at in range(file.metadata.num_row_groups):
-        n_rows = file.metadata.row_group(at).num_rows
-        if rows is not None and np.searchsorted(rows, first) == np.searchsorted(rows, first + n_rows):
-            first += n_rows
-            continue
-        try:
-            for batch in file.iter_batches(batch_rows, row_groups=[at], columns=leaves):
+    """Stream the columns of files end to end; with `rows`, only these, and only the row groups that hold them."""
+    first = 0
+    roots = list(dict.fromkeys(root_of(schema, leaf) for leaf in paths.values()))
+    for path, file in files:
+        present = [name for name in roots if name in file.schema_arrow.names]
+        for at in range(file.metadata.num_row_groups):
+            n_rows = file.metadata.row_group(at).num_rows
+            if rows is not None and np.searchsorted(rows, first) == np.searchsorted(rows, first + n_rows):
+                first += n_rows
+                continue
+            for batch in row_group_batches(file, path, at, present):
+                batch = under_schema(batch, pa.schema([schema.field(name) for name in roots]), path)
                 numbers = np.arange(first, first + batch.num_rows)
                 first += batch.num_rows
                 if rows is not None:
@@ -229,8 +233,6 @@ def _stream(
                     batch = batch.take(pa.array(numbers - (first - batch.num_rows))) if len(numbers) else batch
                 if len(numbers):
                     yield numbers, {name: column_at(batch, leaf) for name, leaf in paths.items()}
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path.name}: row group {at} cannot be read: {_first_line(error)}") from None
 
 
 def _side_by_side(streams: list[Iterator[tuple[np.ndarray, Columns]]]) -> Iterator[tuple[np.ndarray, Columns]]:
@@ -251,15 +253,23 @@ def _side_by_side(streams: list[Iterator[tuple[np.ndarray, Columns]]]) -> Iterat
         heads = [head or next(stream, None) for head, stream in zip(heads, streams, strict=True)]
 
 
-def verdicts(columns: Columns, threshold: float) -> np.ndarray:
-    """Return 1 right, 0 wrong, -1 unknown for each row, from `correct`, else from reward > threshold."""
-    if "correct" not in columns and "reward" not in columns:
-        return np.full(len(next(iter(columns.values()))), UNKNOWN, np.int8)
+def verdicts(columns: Columns, metadata: dict[str, Any]) -> np.ndarray:
+    """Return 1 right, 0 wrong, -1 unknown for each row, from `correct`, else from reward > threshold.
+
+    Responses that were scored as wrong because they are truncated are wrong.
+    """
     if "correct" in columns:
         values = floats_of(columns["correct"])
-        return np.where(np.isin(values, (0.0, 1.0)), values, UNKNOWN).astype(np.int8)
-    values = floats_of(columns["reward"])
-    return np.where(np.isnan(values), UNKNOWN, values > threshold).astype(np.int8)
+        found = np.where(np.isin(values, (0.0, 1.0)), values, UNKNOWN).astype(np.int8)
+    elif "reward" in columns:
+        values = floats_of(columns["reward"])
+        right = values > float(metadata.get("correct_threshold") or 0.0)
+        found = np.where(np.isnan(values), UNKNOWN, right).astype(np.int8)
+    else:
+        return np.full(len(next(iter(columns.values()))), UNKNOWN, np.int8)
+    if metadata.get("truncated") == "zero" and "finish_reason" in columns:
+        found[[reason == "length" for reason in text_of(columns["finish_reason"]).to_pylist()]] = WRONG
+    return found
 
 
 def _absolute_sums(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -294,13 +304,18 @@ def text_of(array: pa.Array) -> pa.Array:
 
 
 def token_rows(path: Path, group_id: str, spec: str, count: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the `count` rows with the largest |key_weight| of one group and spec, and how many the group has."""
+    """Return the `count` rows with the largest |key_weight| of one group and spec, and how many the group has.
+
+    Weights that agree in three decimals (many reach 1) are in the order of p, then of |effect|.
+    """
     try:
         table = pq.read_table(path, filters=[("group_id", "=", group_id)])
         specs = table["spec"].unique().to_pylist()
         if len(specs) > 1:
             table = table.filter(pc.equal(table["spec"].cast(pa.string()), spec if spec in specs else specs[0]))
-        order = np.argsort(-np.abs(table["key_weight"].to_numpy()), kind="stable")[:count]
+        sizes = np.abs(table["key_weight"].to_numpy()).round(3)
+        effects = np.abs(table["effect"].to_numpy())
+        order = np.lexsort((-effects, table["p_value"].to_numpy(), -sizes))[:count]
     except (pa.ArrowException, OSError, KeyError) as error:
         raise InputError(f"{path.name} cannot be read: {_first_line(error)}") from None
     return table.take(pa.array(order)).to_pylist(), table.num_rows

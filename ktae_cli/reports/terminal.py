@@ -22,16 +22,22 @@ MARKS = {"right": "✓", "wrong": "✗", "unknown": "?", "unscored": "–"}
 PLAIN_WIDTH = 100
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave a closed pipe to the command line, which ends quietly with status 0."""
+        raise
+
+
 def console_for(file) -> Console:
     """Return a console that prints text as it is: no markup, no emoji codes, no highlighting."""
-    console = Console(file=file, markup=False, emoji=False, highlight=False)
+    console = _Console(file=file, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
 
 
-def print_view(view: GroupView, console: Console, path: str) -> None:
-    """Print the whole report; `path` is how the commands at its end name the file."""
+def print_view(view: GroupView, console: Console, command: str) -> None:
+    """Print the whole report; `command` is what shows another group when `--group ID` follows it."""
     colored = console.is_terminal and console.color_system is not None and not console.no_color
     for name, value in _header(view, colored):
         for line in value.wrap(console, max(20, console.width - 8), overflow="fold"):
@@ -54,7 +60,7 @@ def print_view(view: GroupView, console: Console, path: str) -> None:
     if view.other_groups:
         console.print("\nOther groups with strong values:")
         for group in view.other_groups:
-            console.print(visible(f"  ktae highlight {shlex.quote(path)} --group {shlex.quote(group)}"), soft_wrap=True)
+            console.print(visible(f"  {command} --group {shlex.quote(group)}"), soft_wrap=True)
 
 
 def _header(view: GroupView, colored: bool) -> Iterator[tuple[str, Text]]:

@@ -142,6 +142,8 @@ def view_group(scored: ScoredFile, choice: Choice, decoder: Decoder, decoder_not
     group, rollout_rows = _chosen_group(scored, index, choice, notices)
     rows = index.rows_of(group)
     trajectories = _trajectories(scored, rows)
+    if index.is_mixed().any() and not index.is_mixed()[group]:
+        notices.append("this group does not hold right and wrong rollouts, so no token can tell them apart")
     shown = _chosen_rows(index, trajectories, choice) if rollout_rows is None else rollout_rows
     limit = limit_of(_values(scored, choice.column, rows[:ROWS_FOR_LIMIT]))
     rollouts = _rollout_views(scored, index, trajectories, shown, choice, decoder, SHARE_OF_LIMIT * limit)

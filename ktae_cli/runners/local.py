@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 import torch
 
 from ktae_cli.mapping import Mapping
+from ktae_cli.memory import release_freed_memory
 from ktae_cli.names import Spec
 from ktae_cli.partition import Chunker, GroupIndex, Spill
 from ktae_cli.pipeline import ScoredRows, column_plan, score_rows
@@ -138,11 +140,13 @@ def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Ca
         if spill is None:
             return totals
         spill.close()
+        release_freed_memory()
         store = ResultStore(directory, np.concatenate(lengths), list(column_plan(job.specs)))
         for result, row_numbers in _score_buckets(job, pool, workers, spill):
             totals.add(result.counts)
             on_tokens(result.tokens)
             store.put(row_numbers, result)
+        release_freed_memory()
         first = 0
         for batch, _ in _filtered(job, None):
             on_rows(batch, store.take(first, first + len(batch)))
@@ -159,12 +163,12 @@ def _score_buckets(
     score = _scorer(job)
     for rows, row_numbers in spill.buckets():
         chunker, at = Chunker(job.index.sizes, CHUNK_TOKENS[torch.device(job.device).type]), 0
-        for chunk in [*chunker.push(rows), *chunker.rest()]:
+        for chunk in chain(chunker.push(rows), chunker.rest()):
             waiting.append((pool.submit(score, chunk), row_numbers[at : at + len(chunk)]))
             at += len(chunk)
-        while len(waiting) > 2 * workers:
-            future, numbers = waiting.popleft()
-            yield future.result(), numbers
+            while len(waiting) > 2 * workers:
+                future, numbers = waiting.popleft()
+                yield future.result(), numbers
     for future, numbers in waiting:
         yield future.result(), numbers
 
@@ -238,6 +242,13 @@ class ResultBuffer:
         )
 
 
+def _write_at(file: int, values: memoryview, place: int) -> None:
+    """Write all of the values: near a full disk the system takes a part of them and reports no error."""
+    while values:
+        done = os.pwrite(file, values, place)
+        values, place = values[done:], place + done
+
+
 class ResultStore:
     """Results by row in temporary files: one flat file of float32 a column, each row at its place in the input."""
 
@@ -258,7 +269,7 @@ class ResultStore:
             values = memoryview(np.ascontiguousarray(result.columns[name], np.float32)).cast("B")
             for i, place in enumerate(places):
                 if ends[i + 1] > ends[i]:
-                    os.pwrite(file, values[4 * ends[i] : 4 * ends[i + 1]], place)
+                    _write_at(file, values[4 * ends[i] : 4 * ends[i + 1]], place)
 
     def take(self, first: int, last: int) -> ResultRows:
         """Return the results of rows first..last."""

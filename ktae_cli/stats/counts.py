@@ -19,7 +19,7 @@ _SCRATCH = threading.local()
 
 # glibc keeps freed memory up to twice the largest block that was freed, at most 64 MB. Freeing this one, which is never
 # touched, spares every later call the page faults of its temporaries, half of its time at 128k tokens.
-torch.empty(31 << 20, dtype=torch.uint8)
+torch.empty(8 << 20, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)

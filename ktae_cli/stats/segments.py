@@ -1,38 +1,41 @@
 """Sums and extremes within groups; the only place that reduces over the rollouts of a group."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def sum_within_groups(values: Tensor, group_index: Tensor, n_groups: int) -> Tensor:
-    """Sum values (n_rollouts,) float64 within each group -> (n_groups,), the same bits for any order of the rollouts.
+class Moments(NamedTuple):
+    """Per group (n_groups,): mean, sum of squared deviations from it, size, and whether all values are equal."""
+
+    mean: Tensor
+    squares: Tensor
+    size: Tensor
+    constant: Tensor
+
+    def std(self, ddof: int) -> Tensor:
+        """Return the standard deviation; 0 for groups of at most `ddof` values."""
+        return torch.sqrt(self.squares / (self.size - ddof).clamp(min=1))
+
+
+def moments_within_groups(values: Tensor, group_index: Tensor) -> Moments:
+    """Return the moments of values (n_rollouts,) float64 in each group, the same bits for any order of the rollouts.
 
     The values of a group are added from the smallest to the largest, so neither the order of the rows nor the
-    neighbouring groups change the rounding.
+    neighbouring groups change the rounding. Variances come from centred values, never from a difference of squares.
+    group_index (n_rollouts,) int64 is dense and sorted. Constant is decided on the extremes: max == min.
     """
+    size = torch.bincount(group_index)
+    ordered = values[_order_within_groups(values, group_index)]
+    mean = torch.segment_reduce(ordered, "sum", lengths=size, unsafe=True) / size
+    centred = ordered - mean[group_index]
+    squares = torch.segment_reduce(centred.square_(), "sum", lengths=size, unsafe=True)
+    last = torch.cumsum(size, 0) - 1
+    return Moments(mean, squares, size, ordered[last] == ordered[last - size + 1])
+
+
+def _order_within_groups(values: Tensor, group_index: Tensor) -> Tensor:
+    """Return the rollouts group by group, within each from the smallest to the largest value."""
     order = torch.argsort(values, stable=True)
-    order = order[torch.argsort(group_index[order], stable=True)]
-    sizes = torch.bincount(group_index, minlength=n_groups)
-    return torch.segment_reduce(values[order], "sum", lengths=sizes, unsafe=True)
-
-
-def mean_within_groups(values: Tensor, group_index: Tensor, n_groups: int) -> Tensor:
-    """Return the mean of each group (n_groups,)."""
-    sizes = torch.bincount(group_index, minlength=n_groups)
-    return sum_within_groups(values, group_index, n_groups) / sizes
-
-
-def std_within_groups(values: Tensor, group_index: Tensor, n_groups: int, ddof: int) -> Tensor:
-    """Return the standard deviation of each group from centred sums; 0 for groups of at most `ddof` rollouts."""
-    sizes = torch.bincount(group_index, minlength=n_groups)
-    centred = values - mean_within_groups(values, group_index, n_groups)[group_index]
-    total = sum_within_groups(centred.square(), group_index, n_groups)
-    return torch.sqrt(total / (sizes - ddof).clamp(min=1))
-
-
-def constant_within_groups(values: Tensor, group_index: Tensor, n_groups: int) -> Tensor:
-    """Tell for each group (n_groups,) bool whether its largest value equals its smallest: no signal at all."""
-    sizes = torch.bincount(group_index, minlength=n_groups)
-    largest = torch.segment_reduce(values, "max", lengths=sizes, unsafe=True)
-    smallest = torch.segment_reduce(values, "min", lengths=sizes, unsafe=True)
-    return largest == smallest
+    return order[torch.argsort(group_index[order], stable=True)]

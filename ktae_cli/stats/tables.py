@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,30 +26,42 @@ def exact_cells(correct_with: np.ndarray, incorrect_with: np.ndarray, n_correct:
     return np.stack([two_sided, point, gain, half_cohens_h(correct_with, incorrect_with, n_correct, n_incorrect)])
 
 
+class Lookup(NamedTuple):
+    """Measures of distinct tables (n_measures, n_tables) float64, and the table of each entry (n_entries,) int64."""
+
+    measures: Tensor
+    table: Tensor
+
+    def of_entries(self, per_table: Tensor) -> Tensor:
+        """Return a value per table (n_tables,) at each entry (n_entries,)."""
+        return per_table.index_select(0, self.table)
+
+
 def look_up(
     cells: Cells, group: Tensor, correct_with: Tensor, incorrect_with: Tensor, n_correct: Tensor, n_incorrect: Tensor
-) -> Tensor:
-    """Return the measures of each entry's table (n_measures, n_entries) float64.
+) -> Lookup:
+    """Find the 2x2 table of each entry among the cached tables of its group's composition.
 
-    group, correct_with, incorrect_with: (n_entries,); n_correct, n_incorrect: (n_groups,), rollouts of known verdict.
+    group, correct_with, incorrect_with: (n_entries,) int64; n_correct, n_incorrect: (n_groups,) int64, the rollouts of
+    known verdict.
     """
     compositions = list(zip(n_correct.tolist(), n_incorrect.tolist(), strict=True))
-    small = {c: None for c in compositions if (c[0] + 1) * (c[1] + 1) <= GRID_LIMIT}
-    grids, start = _grids(cells, tuple(small), str(group.device))
-    base = torch.tensor([start.get(c, 0) for c in compositions], dtype=torch.int64, device=group.device)
-    in_grid = torch.tensor([c in small for c in compositions], dtype=torch.bool, device=group.device)
-    index = base[group] + correct_with * (n_incorrect + 1)[group] + incorrect_with
-    if len(small) == len(set(compositions)):
-        return grids.index_select(1, index)
-    measures = grids.index_select(1, torch.where(in_grid[group], index, 0))
-    for g in torch.nonzero(~in_grid).flatten().tolist():
+    large = [(c[0] + 1) * (c[1] + 1) > GRID_LIMIT for c in compositions]
+    small = tuple(dict.fromkeys(c for c, is_large in zip(compositions, large, strict=True) if not is_large))
+    grids, start = _grids(cells, small, str(group.device))
+    first = torch.tensor([start.get(c, 0) for c in compositions], dtype=torch.int64, device=group.device)
+    near = group.int()
+    table = (n_incorrect + 1).index_select(0, near).mul_(correct_with).add_(incorrect_with)
+    table = table.add_(first.index_select(0, near))
+    for g in [g for g, is_large in enumerate(large) if is_large]:
         rows = torch.nonzero(group == g).flatten()
         pairs, inverse = torch.unique(
             torch.stack([correct_with[rows], incorrect_with[rows]]), dim=1, return_inverse=True
         )
-        a, b = pairs.cpu().numpy()
-        measures[:, rows] = torch.from_numpy(cells(a, b, *compositions[g])).to(group.device)[:, inverse]
-    return measures
+        table[rows] = inverse + grids.shape[1]
+        measured = torch.from_numpy(cells(*pairs.cpu().numpy(), *compositions[g])).to(group.device)
+        grids = torch.cat([grids, measured], 1)
+    return Lookup(grids, table)
 
 
 @lru_cache(maxsize=256)

@@ -4,18 +4,22 @@ import torch
 from torch import Tensor
 
 
-def term_frequency(
-    count: Tensor, class_tokens: Tensor, mean_class_tokens: Tensor, k1: float, b: float, dtype: torch.dtype
-) -> Tensor:
-    """Return TF_c = (k1 + 1) f / (k1 (1 - b + b len_c / len_avg) + f), f = count / len_c, in `dtype`.
+def length_norm(class_tokens: Tensor, other_tokens: Tensor, k1: float, b: float) -> Tensor:
+    """Return k1 (1 - b + b len_c / len_avg) float64, len_avg the mean of the two classes' numbers of tokens."""
+    mean_tokens = (class_tokens + other_tokens).to(torch.float64) / 2
+    return k1 * (1 - b + b * class_tokens / mean_tokens.clamp(min=0.5))
 
-    The rollouts of a class are taken as one sequence of len_c = class_tokens tokens; len_avg is the mean of the two
-    classes' lengths. f is a relative frequency in [0, 1], as in the released code of arXiv 2505.16826, so that
-    BM25's saturation hardly acts; the paper's text does not say whether counts were meant. An empty class gives 0.
+
+def term_frequency(count: Tensor, class_tokens: Tensor, norm: Tensor, k1: float) -> Tensor:
+    """Return TF_c = (k1 + 1) f / (norm + f), f = count / len_c, in norm's dtype; all inputs (n_entries,).
+
+    The rollouts of a class are taken as one sequence of len_c = class_tokens tokens. f is a relative frequency in
+    [0, 1], as in the released code of arXiv 2505.16826, so that BM25's saturation hardly acts; the paper's text does
+    not say whether counts were meant. A class without tokens gives 0.
     """
-    frequency = count.to(dtype) / class_tokens.clamp(min=1)
-    norm = k1 * (1 - b + b * class_tokens / mean_class_tokens.clamp(min=0.5))
-    return frequency * (k1 + 1) / (frequency + norm.to(dtype)).clamp(min=torch.finfo(dtype).tiny)
+    frequency = count.to(norm.dtype).div_(class_tokens.clamp(min=1))
+    saturated = norm.add(frequency).clamp_(min=torch.finfo(norm.dtype).tiny)
+    return frequency.mul_(k1 + 1).div_(saturated)
 
 
 def ratio_direction(tf_correct: Tensor, tf_incorrect: Tensor, eps: float) -> Tensor:
@@ -23,7 +27,7 @@ def ratio_direction(tf_correct: Tensor, tf_incorrect: Tensor, eps: float) -> Ten
 
     Unbounded: up to TF / eps, some 1e4, for a token seen on one side only, which then saturates the key weight.
     """
-    return tf_correct / (tf_incorrect + eps) - tf_incorrect / (tf_correct + eps)
+    return (tf_correct / (tf_incorrect + eps)).sub_(tf_incorrect / (tf_correct + eps))
 
 
 def bounded_direction(tf_correct: Tensor, tf_incorrect: Tensor) -> Tensor:

@@ -32,6 +32,12 @@ def check_target(target: Path, force: bool) -> None:
     """Raise `InputError` when a file cannot be written under this name."""
     if target.is_dir():
         raise InputError(f"{target}: is a directory; name a file with -o")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{target}: is no regular file and cannot be replaced; name a file with -o")
+    try:
+        str(target).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{target}: the name is not UTF-8; name another output with -o") from None
     if target.exists() and not force:
         raise InputError(f"{target}: exists already; use --force to replace it, or -o to name another file")
     if not target.parent.is_dir():

@@ -1,6 +1,8 @@
 """Parquet output: zstd, bounded row groups, statistics on scalars only, metadata written last."""
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +11,25 @@ import pyarrow.parquet as pq
 
 from ktae_cli.schema import METADATA_KEY
 
-ROW_GROUP_BYTES = 32 << 20
+ROW_GROUP_BYTES = 16 << 20
 """A row group is closed before it exceeds this size in memory; a larger single row stands alone."""
 
 
 class ParquetOutput:
     """Append tables under one schema; the bytes depend on the rows and their batches alone, never on timing."""
 
-    def __init__(self, path: Path, schema: pa.Schema, plain: tuple[str, ...] = ()):
-        """Open the file; `plain` columns hold values that hardly repeat and are not dictionary-encoded."""
+    def __init__(self, path: Path, schema: pa.Schema, plain: tuple[str, ...] = (), as_plain: bool = False):
+        """Open the file; `plain` columns hold values that hardly repeat and are not dictionary-encoded.
+
+        `as_plain`: leave Arrow's own schema out of the file, so that dictionary columns, which are the fastest to
+        write, are read back as plain ones.
+        """
         self.schema = schema
         leaves = _leaves(schema)
         self.writer = pq.ParquetWriter(
             path,
             schema,
+            store_schema=not as_plain,
             compression="zstd",
             compression_level=1,
             use_dictionary=[leaf for name, leaf, _ in leaves if name not in plain],
@@ -30,6 +37,9 @@ class ParquetOutput:
         )
         self.pending: list[pa.RecordBatch] = []
         self.held = 0
+        # Encoding and compressing is the largest part of a run: it goes on beside reading and scoring.
+        self.thread = ThreadPoolExecutor(1)
+        self.job: Future | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows."""
@@ -41,22 +51,33 @@ class ParquetOutput:
 
     def _flush(self) -> None:
         if self.pending:
-            table = pa.Table.from_batches(self.pending, self.schema)
-            self.writer.write_table(table, row_group_size=max(len(table), 1))
+            table = pa.Table.from_batches(self.pending)
+            self._wait()
+            self.job = self.thread.submit(self.writer.write_table, table, row_group_size=max(len(table), 1))
         self.pending, self.held = [], 0
+
+    def _wait(self) -> None:
+        """Wait for the row group that is being written, and raise what went wrong with it."""
+        job, self.job = self.job, None
+        if job:
+            job.result()
 
     def close(self, metadata: dict[str, Any] | None = None) -> None:
         """Write what is held and the footer, with our metadata as JSON."""
         self._flush()
+        self._wait()
         if metadata is not None:
             text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
             self.writer.add_key_value_metadata({METADATA_KEY.decode(): text})
         self.writer.close()
+        self.thread.shutdown()
 
     def abandon(self) -> None:
-        """Close the file without finishing it; the caller removes it."""
+        """Let go of the file without finishing it; the caller removes it."""
         self.pending = []
-        self.writer.close()
+        self.thread.shutdown(wait=True, cancel_futures=True)
+        with suppress(OSError, pa.ArrowException):  # a full disk fails here once more
+            self.writer.close()
 
 
 def _pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -89,5 +110,9 @@ def _leaves(schema: pa.Schema) -> list[tuple[str, str, pa.DataType]]:
 
 
 def _has_useful_statistics(leaf: str, dtype: pa.DataType) -> bool:
-    text = pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_binary(dtype)
-    return not text and ".list.element" not in leaf
+    t = pa.types
+    if t.is_dictionary(dtype):
+        dtype = dtype.value_type
+    text = t.is_string(dtype) or t.is_large_string(dtype) or t.is_string_view(dtype)
+    binary = t.is_binary(dtype) or t.is_large_binary(dtype) or t.is_binary_view(dtype)
+    return not (text or binary) and ".list.element" not in leaf

@@ -1,0 +1,54 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: help demo test lint bench bench-smoke clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/bin/python:
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing ktae into $(VENV) (torch, pyarrow, typer, rich, tokenizers)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing ktae with its test tools into $(VENV)"
+	@$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed ## Install, score the sample rollouts, show the highlighted tokens
+	@mkdir -p demo
+	$(BIN)/ktae score sample_data/rollouts.parquet -o demo/rollouts.scored.parquet --force
+	$(BIN)/ktae export demo/rollouts.scored.parquet --to jsonl -o demo/rollouts.train.jsonl --force
+	$(BIN)/ktae highlight demo/rollouts.scored.parquet --tokenizer sample_data/tokenizer.json
+	@echo
+	@echo "scored rollouts   demo/rollouts.scored.parquet"
+	@echo "token table       demo/rollouts.scored.tokens.parquet"
+	@echo "for a trainer     demo/rollouts.train.jsonl"
+
+test: $(VENV)/.installed-test ## Install the test tools and run the whole suite
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.installed-test ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/.installed-test ## Measure speed and memory against baselines (minutes)
+	$(BIN)/python benchmarks/kernel.py
+	$(BIN)/python benchmarks/end_to_end.py
+	$(BIN)/python benchmarks/startup.py
+
+bench-smoke: $(VENV)/.installed-test ## Run the benchmarks once on little data: they work and their results agree
+	$(BIN)/python benchmarks/kernel.py --quick
+	$(BIN)/python benchmarks/end_to_end.py --quick
+	$(BIN)/python benchmarks/startup.py --quick
+
+clean: ## Remove what make created
+	rm -rf $(VENV) demo build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,132 @@
+"""The library: the commands as functions, with the options' names; frames in, frames out."""
+
+from pathlib import Path
+from typing import Any
+
+from ktae_cli.errors import KtaeError
+
+
+def score(
+    rollouts: Any,
+    estimator: str | list[str] = "ktae",
+    *,
+    output: str | Path | None = None,
+    tokens_out: str | Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Any:
+    """Score rollouts: a path (or a list of them) into a file, or a frame into a frame.
+
+    A path is scored as `ktae score` does: `output` (default beside the input) and its token table are written, and the
+    summary comes back as a dict. A pyarrow Table, a polars or a pandas DataFrame comes back as one of its kind with
+    the columns of `ktae score` added, and nothing is written.
+    options: device, jobs, limit, group_by, map (a dict), correct_threshold, reward_from, truncated, columns, on_error,
+    tokenizer, eos_ids, strict as on the command line; notice and warn are called with each message.
+    Raises `KtaeError` and its kinds for what the command would exit 2 on.
+    """
+    from ktae_cli.scoring import score_files, score_table
+
+    chosen = _options(estimator, options)
+    if isinstance(rollouts, str | Path | list | tuple):
+        inputs = [rollouts] if isinstance(rollouts, str | Path) else rollouts
+        paths = (Path(p) if p is not None else None for p in (output, tokens_out))
+        return score_files([str(path) for path in inputs], *paths, force, chosen)
+    if output is not None or tokens_out is not None:
+        raise KtaeError("a frame comes back as a frame: leave out output and tokens_out, or give a path to score")
+    table, restore = _as_table(rollouts)
+    return restore(score_table(table, chosen))
+
+
+def read(inputs: str | Path | list[str | Path]) -> Any:
+    """Read rollouts or a scored file, a directory or a glob into one pyarrow Table under one schema."""
+    import tempfile
+
+    import pyarrow as pa
+
+    from ktae_cli.inputs import open_rollouts
+
+    found = [inputs] if isinstance(inputs, str | Path) else inputs
+    with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
+        source = open_rollouts([str(path) for path in found], scratch)
+        return pa.Table.from_batches(list(source.batches()), source.schema)
+
+
+def inspect(
+    rollouts: Any, *, map: dict[str, str] | None = None, group_by: Any = (), correct_threshold: float = 0.0
+) -> dict:
+    """Return the facts that `ktae inspect --json` prints, for a path or a frame."""
+    import tempfile
+
+    from ktae_cli.inputs import open_rollouts
+    from ktae_cli.inspection import inspect_rollouts
+    from ktae_cli.readers._memory import TableRollouts
+
+    keys = [group_by] if isinstance(group_by, str) else list(group_by)
+    if isinstance(rollouts, str | Path):
+        with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
+            return inspect_rollouts(open_rollouts([str(rollouts)], scratch), map or {}, keys, correct_threshold)
+    return inspect_rollouts(TableRollouts(_as_table(rollouts)[0]), map or {}, keys, correct_threshold)
+
+
+def export(
+    scored: str | Path,
+    to: str,
+    output: str | Path | None = None,
+    *,
+    advantages: str = "advantages",
+    null_advantages: str = "drop",
+    rollouts: str | Path | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Export a scored file as `ktae export` does and return the summary."""
+    from ktae_cli.exporting import write_export
+
+    original = Path(rollouts) if rollouts is not None else None
+    target = str(output) if output is not None else None
+    return write_export(Path(scored), to, target, advantages, null_advantages, original, force)
+
+
+def load_estimator(spec: str) -> Any:
+    """Return a function GroupBatch -> Estimate for a spec such as `ktae(loo=true)`."""
+    from functools import partial
+
+    from ktae_cli.estimators.base import estimate, load
+
+    return partial(estimate, load(spec)[1])
+
+
+def _options(estimator: str | list[str], options: dict[str, Any]) -> Any:
+    from dataclasses import fields
+
+    from ktae_cli.catalogue import unknown_name
+    from ktae_cli.plan import ScoreOptions
+
+    known = {f.name for f in fields(ScoreOptions)} - {"estimators"}
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise unknown_name("option of score:", unknown, sorted(known))
+    specs = (estimator,) if isinstance(estimator, str) else tuple(estimator)
+    if isinstance(options.get("group_by"), str):
+        options["group_by"] = (options["group_by"],)
+    if isinstance(options.get("tokenizer"), str):
+        options["tokenizer"] = Path(options["tokenizer"])
+    return ScoreOptions(estimators=specs, **options)
+
+
+def _as_table(frame: Any) -> tuple[Any, Any]:
+    """Return a frame as a pyarrow Table, and the way back to its own kind."""
+    import pyarrow as pa
+
+    if isinstance(frame, pa.Table):
+        return frame, lambda table: table
+    kind = type(frame).__module__.partition(".")[0]
+    if kind == "polars":
+        import polars
+
+        collected = frame.collect() if isinstance(frame, polars.LazyFrame) else frame
+        return collected.to_arrow(), polars.from_arrow
+    if kind == "pandas":
+        return pa.Table.from_pandas(frame, preserve_index=False), lambda table: table.to_pandas().set_axis(frame.index)
+    raise KtaeError(
+        f"cannot score a {type(frame).__name__}: give a path, a pyarrow Table, or a polars or pandas DataFrame"
+    )
