@@ -45,8 +45,8 @@ def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], thr
         values, counts = np.unique(known, return_counts=True)
         facts["reward_values"] = dict(zip(values.tolist(), counts.tolist(), strict=True)) if len(values) <= 8 else None
         facts["reward_range"] = [float(known.min()), float(known.max())] if len(known) else None
-    if rows.length:
-        facts |= _lengths(np.concatenate(rows.length), correct)
+    if "response_ids" in mapping.columns:
+        facts |= _lengths(np.concatenate(rows.length or [np.zeros(0, np.int64)]), correct)
     if mapping.group_key:
         index = scan_groups(source.batches, source.schema, mapping, source.place)
         facts |= _groups(index.codes, index.sizes, correct)

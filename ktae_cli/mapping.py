@@ -58,6 +58,8 @@ def resolve_mapping(
             if path == column.name and (path in _ESSENTIAL or (path == "group_id" and not group_by)):
                 _refuse(schema, column.name, column.dtype)
     key, hashed = _group_key(schema, columns, group_by, "group_id" in (overrides or {}))
+    if group_by:
+        columns.pop("group_id", None)  # passes through: the groups have other names
     if hashed or len(key) > 1 or key[0] != "group_id":
         shown = f"{' + '.join(key[:-1])} + hash of {key[-1]}" if hashed and len(key) > 1 else " + ".join(key)
         notices.insert(0, f"group_id <- {'hash of ' + shown if hashed and len(key) == 1 else shown}")

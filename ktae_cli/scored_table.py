@@ -23,6 +23,7 @@ class ScoredTable:
         schema = plan.source.schema
         self.kept = [name for name in plan.columns if options.columns == "all"]
         fields = [schema.field(name).with_name(plan.columns[name]) for name in self.kept]
+        self.keys = pa.array(plan.index.keys, pa.string())
         self.codes = plan.index.codes[plan.index.codes >= 0]
         self.writes_group = options.columns == "added" or plan.mapping.derives_group_id
         self.writes_rollout = options.columns == "added" or "rollout_id" not in plan.mapping.columns
@@ -48,9 +49,7 @@ class ScoredTable:
         span = slice(self.row, self.row + len(batch))
         self.row += len(batch)
         if self.writes_group:
-            keys = pa.array(self.plan.index.keys, pa.string()) if self.row == len(batch) else self.keys
-            self.keys = keys
-            columns.append(keys.take(pa.array(self.codes[span])))
+            columns.append(self.keys.take(pa.array(self.codes[span])))
         if self.writes_rollout:
             columns.append(self._rollout_ids(batch, span))
         columns += [list_column(results.columns[name], results.lengths, results.scored) for name in self.ours]

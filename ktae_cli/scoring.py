@@ -104,7 +104,7 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
     if unknown:
         options.warn(f"{unknown} row(s) have no reward: their advantages are null, and they are in no statistic")
     if counts["groups_singleton"]:
-        options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: their advantages are 0")
+        options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: nothing to compare it with")
     if options.strict and (totals.first_error or unknown or counts["groups_singleton"]):
         raise InputError("--strict: the warnings above stop the run; nothing is written")
     if eos.groups * 10 > max(counts["groups_mixed"], 1):

@@ -656,7 +656,8 @@ def slow_columns(groups, weights_of) -> tuple[list[float], list[float]]:
         mean = math.fsum(rewards) / len(group)
         std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / max(len(group) - 1, 1))
         for place, row in enumerate(group):
-            weights = weights_of(group, place) if row.correct >= 0 else {}
+            credited = row.correct >= 0 and min(rewards) < max(rewards)
+            weights = weights_of(group, place) if credited else {}
             for token, kept in zip(row.ids, row.mask, strict=True):
                 shifts.append(weights.get(token, 0.0) if kept else 0.0)
                 advantages.append(((row.reward - mean) / (std + 1e-6) if kept else 0.0) + shifts[-1])
@@ -743,3 +744,11 @@ def test_loo_weights_of_real_rollouts_are_those_of_the_group_without_the_rollout
         expected = torch.tensor([weights.get(i, 0.0) for i in group[place].ids])
         assert torch.allclose(values, expected, rtol=0, atol=1e-6)
         assert values.count_nonzero() > 0
+
+
+def test_ktae_gives_no_weight_where_rewards_are_equal_and_verdicts_differ():
+    batch = full([[rollout([1, 2], 0.7, correct=1), rollout([1, 3], 0.7, correct=0)]])
+    found = estimate("ktae", batch)
+    assert found.columns["key_weight"].tolist() == [0.0] * 4
+    assert found.advantages.tolist() == [0.0] * 4
+    assert len(found.tokens()["group"]) == 0

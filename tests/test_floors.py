@@ -22,7 +22,7 @@ FLOORS = (
     {"estimators"},
     {"pipeline"},
     {"plan", "scored_table", "scoring", "inspection", "runners"},
-    {"cli", "integrations"},
+    {"cli", "integrations", "library", "exporting"},
 )
 LOOKING = {"reports", "exports", "plots", "checks"}
 LOOKING_SEES = FLOORS[0] | FLOORS[1] - {"batch"}
@@ -98,7 +98,7 @@ def find_violations(package: Path) -> list[str]:
     for name, path in modules.items():
         for target, at_top in imports_of(path, package, set(modules)):
             if target.split(".")[0] == package.name:
-                problem = _inside_problem(part_of(name), target, folders)
+                problem = _inside_problem(part_of(name), target, at_top, folders)
             else:
                 problem = _outside_problem(part_of(name), target, at_top)
             if problem:
@@ -106,10 +106,10 @@ def find_violations(package: Path) -> list[str]:
     return found
 
 
-def _inside_problem(own: str, target: str, folders: set[str]) -> str:
+def _inside_problem(own: str, target: str, at_top: bool, folders: set[str]) -> str:
     other = part_of(target)
     if not own:
-        return "" if other == "version" else "the top package is lazy"
+        return "" if other == "version" or (other == "library" and not at_top) else "the top package is lazy"
     if not other:
         return "nothing inside imports the top package"
     if own == other:
@@ -191,6 +191,7 @@ def test_the_check_sees_the_imports_of_the_package():
         ("plan", "import ktae_cli", "nothing inside imports the top package"),
         ("plan", "from ktae_cli import __version__", "nothing inside imports the top package"),
         ("__init__", "from ktae_cli.pipeline import x", "the top package is lazy"),
+        ("__init__", "import ktae_cli.library", "the top package is lazy"),
         (
             "mapping",
             "from importlib import import_module\nimport_module(f'ktae_cli.estimators.{1}')",
@@ -217,7 +218,7 @@ def test_a_planted_violation_is_found(tmp_path, file, text, violation):
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("__init__", "from ktae_cli.version import __version__"),
+        ("__init__", "from ktae_cli.version import x\ndef __getattr__(name):\n    from ktae_cli import library"),
         ("stats/a", "import torch\nfrom ktae_cli.stats.b import x\nfrom . import b\nfrom ktae_cli.batch import y"),
         ("plan", "def f():\n    import torch\nfrom ktae_cli.runners.local import x"),
         ("inputs", "from ktae_cli.readers.b import x"),
@@ -226,7 +227,9 @@ def test_a_planted_violation_is_found(tmp_path, file, text, violation):
     ],
 )
 def test_an_import_that_goes_down_is_allowed(tmp_path, file, text):
-    others = dict.fromkeys(("stats/b", "readers/b", "runners/local", "reports/b", "pipeline", "scale", "version"), "")
+    others = dict.fromkeys(
+        ("stats/b", "readers/b", "runners/local", "reports/b", "pipeline", "scale", "version", "library"), ""
+    )
     assert find_violations(write_package(tmp_path, others | {file: text})) == []
 
 

@@ -29,7 +29,11 @@ def test_directory_is_read_in_order_of_names(tmp_path):
     (tmp_path / "deep").mkdir()
     for name in ("b.parquet", "a.parquet", "deep/c.parquet", ".hidden.parquet", "a.tokens.parquet", "notes.txt"):
         (tmp_path / name).touch()
-    assert expand_inputs([str(tmp_path)]) == [tmp_path / "a.parquet", tmp_path / "b.parquet", tmp_path / "deep/c.parquet"]
+    assert expand_inputs([str(tmp_path)]) == [
+        tmp_path / "a.parquet",
+        tmp_path / "b.parquet",
+        tmp_path / "deep/c.parquet",
+    ]
 
 
 def test_glob_is_sorted_and_leaves_token_tables_out(tmp_path):
@@ -162,7 +166,9 @@ def test_list_of_any_layout_is_read_and_written_as_it_is(tmp_path, kind):
     scored = score(tmp_path, table, "-e", "grpo")
     assert scored["advantages"].to_pylist() == GRPO
     assert scored["response_ids"].to_pylist() == IDS
-    assert scored.schema.field("response_ids").type == pq.read_schema(tmp_path / "in.parquet").field("response_ids").type
+    assert (
+        scored.schema.field("response_ids").type == pq.read_schema(tmp_path / "in.parquet").field("response_ids").type
+    )
 
 
 def test_fixed_size_list_is_read(tmp_path):
@@ -263,7 +269,9 @@ def test_stored_token_text_of_a_dictionary_is_read(tmp_path):
     assert scored["response_tokens"].to_pylist() == [["a", "b"], ["b", "c"], ["c"], ["a"]]
 
 
-@pytest.mark.parametrize("text", ["", "\0", "a/b\\c", "\u2028\u0085", "🐕\u200d🦺 שלום", "\ufffd\ud7ff", "e\u0301", "\U0010ffff"])
+@pytest.mark.parametrize(
+    "text", ["", "\0", "a/b\\c", "\u2028\u0085", "🐕\u200d🦺 שלום", "\ufffd\ud7ff", "e\u0301", "\U0010ffff"]
+)
 def test_odd_text_in_keys_and_columns_is_kept(tmp_path, text):
     table = four(group_id=[text] * 4, rollout_id=None, prompt=[text] * 4, extra=[text, None, "", text])
     scored = score(tmp_path, table, "-e", "ktae(base=dr_grpo,tf=off)")
@@ -316,7 +324,9 @@ def test_file_with_huggingface_features_is_read(tmp_path):
 
 
 def test_file_without_arrow_schema_is_read(tmp_path):
-    path = write(tmp_path / "in.parquet", four(response_ids=pa.array(IDS, pa.large_list(pa.int32()))), store_schema=False)
+    path = write(
+        tmp_path / "in.parquet", four(response_ids=pa.array(IDS, pa.large_list(pa.int32()))), store_schema=False
+    )
     assert score(tmp_path, [path], "-e", "grpo")["advantages"].to_pylist() == GRPO
 
 
@@ -346,7 +356,8 @@ def test_files_with_other_list_types_are_read_together(tmp_path, pair, order):
     "kinds",
     [
         (pa.dictionary(pa.int32(), pa.string()), pa.string()), (pa.string(), pa.large_string()),
-        (pa.string(), pa.string_view()), (pa.dictionary(pa.int8(), pa.large_string()), pa.dictionary(pa.int32(), pa.string())),
+        (pa.string(), pa.string_view()),
+        (pa.dictionary(pa.int8(), pa.large_string()), pa.dictionary(pa.int32(), pa.string())),
     ],
     ids=str,
 )  # fmt: skip
@@ -363,7 +374,11 @@ def test_files_with_other_string_types_share_their_groups(tmp_path, kinds, order
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
 def test_files_with_other_optional_columns_make_a_union(tmp_path, order):
     tables = [
-        four(group_id=["0"] * 4, response_mask=pa.array([[], [], [], []], pa.list_(pa.null())), response_ids=[[], [], [], []]),
+        four(
+            group_id=["0"] * 4,
+            response_mask=pa.array([[], [], [], []], pa.list_(pa.null())),
+            response_ids=[[], [], [], []],
+        ),
         four(group_id=["1"] * 4, response_mask=[[0, 1], [1, 1], [1], [1]], note=["n"] * 4),
         four(group_id=["2"] * 4, s=[{"a": 1}] * 4),
     ]
@@ -430,8 +445,12 @@ def test_thousands_of_tiny_row_groups_come_out_as_one(tmp_path):
 
 def test_one_huge_row_group_is_read_in_small_batches(tmp_path):
     n, length = 200_000, 24
-    ids = pa.ListArray.from_arrays(np.arange(0, n * length + 1, length, dtype=np.int32), pa.array(np.arange(n * length) % 997))
-    path = write(tmp_path / "in.parquet", pa.table({"group_id": np.arange(n) // 8, "response_ids": ids}), row_group_size=n)
+    ids = pa.ListArray.from_arrays(
+        np.arange(0, n * length + 1, length, dtype=np.int32), pa.array(np.arange(n * length) % 997)
+    )
+    path = write(
+        tmp_path / "in.parquet", pa.table({"group_id": np.arange(n) // 8, "response_ids": ids}), row_group_size=n
+    )
     assert pq.read_metadata(path).num_row_groups == 1
     sizes = [(len(batch), batch.nbytes) for batch in ParquetRollouts([path]).batches()]
     assert sum(rows for rows, _ in sizes) == n

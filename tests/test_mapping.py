@@ -39,7 +39,9 @@ def test_canonical_name_wins_over_its_aliases():
 
 
 def test_first_alias_of_a_fitting_type_wins():
-    schema = pa.schema([("uid", TEXT), ("reward", pa.float64()), ("completion_ids", TEXT), ("output_ids", IDS), ("output_tokens", IDS)])
+    schema = pa.schema(
+        [("uid", TEXT), ("reward", pa.float64()), ("completion_ids", TEXT), ("output_ids", IDS), ("output_tokens", IDS)]
+    )
     assert resolve_mapping(schema).columns["response_ids"] == "output_ids"
 
 
@@ -81,7 +83,12 @@ def test_type_fits_or_not(dtype, wanted, expected):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("reward", pa.list_(pa.float64())), ("response_ids", pa.list_(pa.float64())), ("response_mask", TEXT), ("correct", IDS)],
+    [
+        ("reward", pa.list_(pa.float64())),
+        ("response_ids", pa.list_(pa.float64())),
+        ("response_mask", TEXT),
+        ("correct", IDS),
+    ],
 )
 def test_essential_column_of_a_wrong_type_is_refused(name, dtype):
     with pytest.raises(InputError, match=rf"column '{name}' is .*--map {name}=COLUMN"):
@@ -89,7 +96,7 @@ def test_essential_column_of_a_wrong_type_is_refused(name, dtype):
 
 
 def test_group_id_of_a_wrong_type_is_refused_or_taken_literally():
-    with pytest.raises(InputError, match="column 'group_id' is double, expected string.*--group-by group_id"):
+    with pytest.raises(InputError, match=r"column 'group_id' is double, expected string.*--group-by group_id"):
         mapped({"group_id": pa.float64(), "prompt": TEXT})
     assert mapped({"group_id": pa.float64(), "prompt": TEXT}, group_by=["group_id"]).group_key == ("group_id",)
 
@@ -120,7 +127,9 @@ def test_prompt_ids_come_before_the_prompt():
     assert mapped({"prompt": TEXT, "step": pa.int32()}).group_key == ("step", "prompt")
 
 
-@pytest.mark.parametrize("dtype", [pa.float64(), pa.string(), pa.uint8(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pa.float64(), pa.string(), pa.uint8(), pa.dictionary(pa.int8(), pa.string())], ids=str
+)
 def test_step_of_any_scalar_type_tells_steps_apart(dtype):
     assert mapped({"prompt": TEXT, "step": dtype}).group_key == ("step", "prompt")
 
@@ -131,11 +140,15 @@ def test_group_by_is_taken_literally():
 
 
 def test_mapped_group_id_stands_alone():
-    assert mapped({"prompt_id": TEXT, "step": pa.int64()}, overrides={"group_id": "prompt_id"}).group_key == ("prompt_id",)
+    assert mapped({"prompt_id": TEXT, "step": pa.int64()}, overrides={"group_id": "prompt_id"}).group_key == (
+        "prompt_id",
+    )
 
 
 def test_no_group_column_lists_what_was_looked_for_and_found():
-    with pytest.raises(MissingColumnError, match=r"looked for group_id, uid, .*, prompt; found response_ids, reward, x;"):
+    with pytest.raises(
+        MissingColumnError, match=r"looked for group_id, uid, .*, prompt; found response_ids, reward, x;"
+    ):
         mapped({"x": TEXT})
 
 

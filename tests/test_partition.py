@@ -28,7 +28,8 @@ def digest(data: bytes) -> str:
 def prompts(**columns) -> pa.Table:
     """Eight rows: two prompts, each in two steps of two rollouts."""
     base = {
-        "prompt": ["p", "p", "q", "q"] * 2, "step": [1] * 4 + [2] * 4, "reward": [1.0, 0.0] * 4, "response_ids": [[1], [2]] * 4,
+        "prompt": ["p", "p", "q", "q"] * 2, "step": [1] * 4 + [2] * 4, "reward": [1.0, 0.0] * 4,
+        "response_ids": [[1], [2]] * 4,
     }  # fmt: skip
     return pa.table({name: values for name, values in (base | columns).items() if values is not None})
 
@@ -186,16 +187,18 @@ def tables(draw) -> pa.Table:
             ids = draw(st.lists(st.integers(0, 9), max_size=6))
             reward = draw(st.sampled_from([0.0, 1.0, 1.0, 0.7, -0.1, 1e-3, None]))
             for part in range(draw(st.sampled_from([1, 1, 1, 2]))):
+                masks = st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))
                 rows.append(
                     {
                         "key": f"{group}.{member}.{part}", "uid": f"g{group}", "rollout_id": f"{group}.{member}",
                         "reward": reward, "correct": None if reward in (None, 0.7) else reward > 0.5,
                         "response_ids": ids, "step": group % 2,
-                        "response_mask": draw(st.none() | st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))),
+                        "response_mask": draw(st.none() | masks),
                     }
                 )  # fmt: skip
     kinds = {
-        "key": pa.string(), "uid": pa.string(), "rollout_id": pa.string(), "reward": pa.float64(), "correct": pa.bool_(),
+        "key": pa.string(), "uid": pa.string(), "rollout_id": pa.string(), "reward": pa.float64(),
+        "correct": pa.bool_(),
         "response_ids": pa.list_(pa.int32()), "step": pa.int64(), "response_mask": pa.list_(pa.bool_()),
     }  # fmt: skip
     return pa.Table.from_pylist(rows, pa.schema(kinds))
@@ -251,7 +254,8 @@ def many(n_groups: int = 60, size: int = 8) -> pa.Table:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.table(
         {
-            "uid": np.repeat(np.arange(n_groups), size), "key": np.arange(n), "reward": random.integers(0, 2, n).astype(float),
+            "uid": np.repeat(np.arange(n_groups), size), "key": np.arange(n),
+            "reward": random.integers(0, 2, n).astype(float),
             "response_ids": pa.ListArray.from_arrays(offsets, pa.array(random.integers(0, 300, offsets[-1], np.int32))),
         }
     )  # fmt: skip
@@ -285,7 +289,9 @@ def test_chunks_of_any_size_give_the_same_bytes_of_results(tmp_path, monkeypatch
 def test_uneven_shuffled_groups_keep_their_baselines(tmp_path):
     groups = list("abcbacabaab")
     reward = [5.0 if group == "b" else i % 2 for i, group in enumerate(groups)]
-    table = pa.table({"uid": groups, "reward": pa.array(reward, pa.float64()), "response_ids": [[i] for i in range(11)]})
+    table = pa.table(
+        {"uid": groups, "reward": pa.array(reward, pa.float64()), "response_ids": [[i] for i in range(11)]}
+    )
     scored = score(tmp_path, table, "-e", "dr_grpo")
     got = [row[0] for row in scored["advantages"].to_pylist()]
     means = {g: np.mean([r for r, h in zip(reward, groups, strict=True) if h == g]) for g in "abc"}

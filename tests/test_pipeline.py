@@ -99,7 +99,11 @@ def test_long_answers_carry_no_hidden_division(tmp_path):
 
 def parts(**columns) -> pa.Table:
     """Three rows of one right trajectory and one row of a wrong one."""
-    base = {"rollout_id": ["r1", "r1", "r1", "r2"], "reward": [1.0, 1.0, 1.0, 0.0], "response_ids": [[1], [1, 2], [], [3]]}
+    base = {
+        "rollout_id": ["r1", "r1", "r1", "r2"],
+        "reward": [1.0, 1.0, 1.0, 0.0],
+        "response_ids": [[1], [1, 2], [], [3]],
+    }
     return four(**(base | columns))
 
 
@@ -185,7 +189,9 @@ def test_token_table_holds_every_spec(tmp_path):
     assert rows == [("ktae", 1), ("ktae", 2), ("ktae", 3), ("ktae_paper", 1), ("ktae_paper", 2), ("ktae_paper", 3)]
 
 
-@pytest.mark.parametrize("pair", [("grpo", "grpo"), ("ktae", "ktae(alpha=1)"), ("ktae(zero_ids=1+2)", "ktae(zero_ids=2+1)")])
+@pytest.mark.parametrize(
+    "pair", [("grpo", "grpo"), ("ktae", "ktae(alpha=1)"), ("ktae(zero_ids=1+2)", "ktae(zero_ids=2+1)")]
+)
 def test_two_estimators_of_one_slug_are_refused(tmp_path, capsys, pair):
     path = write(tmp_path / "in.parquet", four())
     assert "two estimators would write" in refusal(capsys, tmp_path, "score", path, "-e", pair[0], "-e", pair[1])

@@ -78,7 +78,12 @@ def test_reward_of_any_type_is_its_number(tmp_path, reward):
 
 def test_reward_text_that_means_nothing_is_unknown(tmp_path):
     got = advantages(tmp_path, four(reward=["1", "NaN", "None", "0"]))
-    assert [row and row[0] for row in got] == [pytest.approx(0.5**0.5, 1e-5), None, None, pytest.approx(-(0.5**0.5), 1e-5)]
+    assert [row and row[0] for row in got] == [
+        pytest.approx(0.5**0.5, 1e-5),
+        None,
+        None,
+        pytest.approx(-(0.5**0.5), 1e-5),
+    ]
 
 
 @pytest.mark.parametrize("text", ["right", "1,5", "1_000", "0x10"])
@@ -199,7 +204,9 @@ def test_mask_with_a_hole_keeps_the_tokens_behind_it(tmp_path, kind):
     scored = score(tmp_path, table, "-e", "ktae(base=dr_grpo)")
     weight = scored["key_weight"][0].as_py()
     assert weight[2:4] == [0.0, 0.0] and all(weight[i] != 0 for i in (0, 1))
-    assert scored["advantages"][0].as_py() == pytest.approx([0.75 + w if i not in (2, 3) else 0 for i, w in enumerate(weight)])
+    assert scored["advantages"][0].as_py() == pytest.approx(
+        [0.75 + w if i not in (2, 3) else 0 for i, w in enumerate(weight)]
+    )
     assert scored["response_ids"][0].as_py() == [1, 2, 7, 7, 3, 4]
     rows = {row["token_id"]: row for row in tokens_of(tmp_path).to_pylist()}
     assert (rows[7]["correct_with"], rows[7]["incorrect_with"]) == (0, 1)
@@ -210,7 +217,9 @@ def test_null_mask_is_all_true(tmp_path):
     assert got[0] == [pytest.approx(HIGH)] * 2 and got[1] == [pytest.approx(LOW), 0.0]
 
 
-@pytest.mark.parametrize("mask", [[[1, 2], [1, 1], [1], [1]], [[1, None], [1, 1], [1], [1]], [[2**60, 1], [1, 1], [1], [1]]])
+@pytest.mark.parametrize(
+    "mask", [[[1, 2], [1, 1], [1], [1]], [[1, None], [1, 1], [1], [1]], [[2**60, 1], [1, 1], [1], [1]]]
+)
 def test_mask_of_other_values_is_refused(tmp_path, capsys, mask):
     path = write(tmp_path / "in.parquet", four(response_mask=mask))
     assert "row 0: response_mask holds a value other than 0 and 1" in refusal(capsys, tmp_path, "score", path)

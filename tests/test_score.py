@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -159,7 +160,11 @@ def test_metadata_tells_what_was_computed_from_what(tmp_path):
     spec = found["estimators"][0]
     assert (found["schema_version"], found["reader"], found["truncated"]) == (1, "parquet", "zero")
     assert (spec["spec"], spec["columns"]) == ("ktae(base=grpo(ddof=0),top=0.5)", ["advantages", "key_weight"])
-    assert (spec["parameters"]["top"], spec["parameters"]["alpha"], spec["parameters"]["base"]) == (0.5, 1.0, "grpo(ddof=0)")
+    assert (spec["parameters"]["top"], spec["parameters"]["alpha"], spec["parameters"]["base"]) == (
+        0.5,
+        1.0,
+        "grpo(ddof=0)",
+    )
     assert found["correct_threshold"] == 0.25 and found["counts"]["truncated"] == 1 and found["counts"]["groups"] == 1
     footer = (tmp_path / "in.parquet").read_bytes()
     length = int.from_bytes(footer[-8:-4], "little")
@@ -172,7 +177,11 @@ def test_metadata_tells_what_was_computed_from_what(tmp_path):
 
 def test_metadata_states_scale_and_deviation(tmp_path):
     score(tmp_path, four(), "-e", "grpo")
-    assert metadata(tmp_path / "out.parquet")["estimators"][0]["parameters"] == {"eps": 1e-6, "ddof": 1, "singleton": "zero"}
+    assert metadata(tmp_path / "out.parquet")["estimators"][0]["parameters"] == {
+        "eps": 1e-6,
+        "ddof": 1,
+        "singleton": "zero",
+    }
 
 
 def test_metadata_holds_no_absolute_path_and_no_time(tmp_path):
@@ -226,6 +235,54 @@ def test_scoring_again_replaces_our_columns(tmp_path):
     assert third.select(first.column_names).equals(first)
 
 
+def test_scoring_a_directory_of_scored_files_replaces_our_columns(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("a", "b"):
+        path = write(tmp_path / f"{name}.parquet", four(group_id=[name] * 4))
+        assert ktae("score", path, "-o", tmp_path / "run" / f"{name}.parquet", "-e", "grpo", "-q") == 0
+    again = score(tmp_path, [tmp_path / "run"], "-e", "dr_grpo")
+    assert again.column_names == ["group_id", "rollout_id", "reward", "response_ids", "advantages"]
+    assert again["advantages"][4].as_py() == [0.75, 0.75]
+    write(tmp_path / "run" / "c.parquet", four(group_id=["c"] * 4))
+    mixed = score(tmp_path, [tmp_path / "run"], "-e", "dr_grpo")
+    assert mixed["input_advantages"].to_pylist()[8:] == [None] * 4
+    assert mixed["input_advantages"][0].as_py() == pytest.approx([HIGH, HIGH])
+
+
+@pytest.mark.parametrize("value", [b"5", b'"text"', b"[]"])
+def test_foreign_metadata_under_our_key_is_left_alone(tmp_path, value):
+    scored = score(tmp_path, four(advantages=[1] * 4).replace_schema_metadata({b"ktae": value}))
+    assert scored["input_advantages"].to_pylist() == [1] * 4
+
+
+# --- text alone -----------------------------------------------------------------------------------------------------
+
+TOKENIZER = Path(__file__).parents[1] / "sample_data" / "tokenizer.json"
+
+
+@pytest.mark.skipif(not TOKENIZER.is_file(), reason="no sample tokenizer")
+def test_text_is_encoded_with_a_tokenizer_and_marked(tmp_path, capsys):
+    from tokenizers import Tokenizer
+
+    texts = ["1+1=2", "no", "", "x"]
+    table = four(response_ids=None, completion=texts)
+    scored = score(tmp_path, table, "--tokenizer", TOKENIZER, "-e", "grpo")
+    expected = [item.ids for item in Tokenizer.from_file(str(TOKENIZER)).encode_batch(texts, add_special_tokens=False)]
+    assert scored["response_ids"].to_pylist() == expected
+    assert scored["retokenized"].to_pylist() == [True] * 4
+    assert scored["completion"].to_pylist() == texts
+    assert [len(row) for row in scored["advantages"].to_pylist()] == [len(ids) for ids in expected]
+    assert "they may differ from the sampled ids" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not TOKENIZER.is_file(), reason="no sample tokenizer")
+def test_ids_are_the_truth_where_text_disagrees(tmp_path):
+    table = four(response=["something else"] * 4)
+    scored = score(tmp_path, table, "--tokenizer", TOKENIZER)
+    assert scored["response_ids"].to_pylist() == [[1, 2], [2, 3], [3], [1]]
+    assert "retokenized" not in scored.column_names
+
+
 # --- options --------------------------------------------------------------------------------------------------------
 
 
@@ -244,13 +301,15 @@ def test_strict_passes_a_clean_file(tmp_path):
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
-    table = pa.concat_tables([four(group_id=None, uid=["a"] * 4), four(group_id=None, uid=["b"] * 4)]).take([0, 4, 1, 5, 2, 6])
+    table = pa.concat_tables([four(group_id=None, uid=["a"] * 4), four(group_id=None, uid=["b"] * 4)]).take(
+        [0, 4, 1, 5, 2, 6]
+    )
     path = write(tmp_path / "in.parquet", table)
     assert ktae("score", path, "--dry-run", "-e", "ktae") == 0
     err = capsys.readouterr().err
     for line in (
-        "group_id <- uid", "group key: uid", "6 rollouts in 2 groups, two passes", "estimator ktae: needs response_ids, reward",
-        "advantages, key_weight", "nothing is written",
+        "group_id <- uid", "group key: uid", "6 rollouts in 2 groups, two passes",
+        "estimator ktae: needs response_ids, reward", "advantages, key_weight", "nothing is written",
     ):  # fmt: skip
         assert line in err
     assert [p.name for p in tmp_path.iterdir()] == ["in.parquet"]
@@ -266,6 +325,8 @@ def test_frame_is_scored_in_memory(tmp_path):
     table = four().slice(1, 3)
     scored = score_table(table, ScoreOptions(estimators=("dr_grpo",)))
     assert scored["advantages"].to_pylist() == [[0.0, 0.0], [0.0], [0.0]]
-    whole = score_table(four(response_ids=pa.array([[1, 2], [2, 3], [3], [1]], pa.list_view(pa.int32()))), ScoreOptions(("grpo",)))
+    whole = score_table(
+        four(response_ids=pa.array([[1, 2], [2, 3], [3], [1]], pa.list_view(pa.int32()))), ScoreOptions(("grpo",))
+    )
     assert [row[0] for row in whole["advantages"].to_pylist()] == pytest.approx([HIGH, LOW, LOW, LOW])
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,8 @@ def rollouts_bytes(path) -> bytes:
             "uid": [f"g{i // 4}" for i in range(n)], "rollout_id": [f"r{i}" for i in range(n)],
             "prompt": [f"prompt {i // 4}" for i in range(n)], "reward": [float(i % 2) for i in range(n)],
             "response_ids": pa.array([[i % 5, i % 7, 3] for i in range(n)], pa.list_(pa.int32())),
-            "response_mask": [[True, False, True]] * n, "finish_reason": pa.array(["stop", "length"] * 30).dictionary_encode(),
+            "response_mask": [[True, False, True]] * n,
+            "finish_reason": pa.array(["stop", "length"] * 30).dictionary_encode(),
         }
     )  # fmt: skip
     return write(path, table, row_group_size=20).read_bytes()
@@ -206,7 +207,9 @@ def test_device_file_is_not_replaced(tmp_path, capsys):
 
 
 def test_error_in_the_middle_leaves_the_previous_output(tmp_path, capsys):
-    bad = pa.concat_tables([four(group_id=[str(i)] * 4) for i in range(500)] + [four(response_ids=[[1], [-1], [1], [1]])])
+    bad = pa.concat_tables(
+        [four(group_id=[str(i)] * 4) for i in range(500)] + [four(response_ids=[[1], [-1], [1], [1]])]
+    )
     path, out = write(tmp_path / "in.parquet", bad), tmp_path / "out.parquet"
     out.write_text("previous")
     (tmp_path / "out.tokens.parquet").write_text("previous too")
@@ -274,7 +277,8 @@ def test_full_file_system_exits_3(tmp_path):
 
 def in_the_middle(directory, path) -> subprocess.Popen:
     """Start scoring and return when the output has begun to grow."""
-    process = command("score", path, "-o", directory / "out.parquet", "--force", "-j1", "-q")
+    environment = os.environ | {"TMPDIR": str(path.parent)}
+    process = command("score", path, "-o", directory / "out.parquet", "--force", "-j1", "-q", env=environment)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         if any(p.stat().st_size > 4 for p in directory.glob(".out.parquet.*")):

@@ -61,6 +61,8 @@ def run(arguments: list[str]) -> int:
     """Run the command line and return the exit status."""
     try:
         status = app(args=arguments, prog_name="ktae", standalone_mode=False)
+        if status == 130:  # typer turns Ctrl-C into a status without a word
+            raise KeyboardInterrupt
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except UsageError as error:

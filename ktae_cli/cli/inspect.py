@@ -47,7 +47,8 @@ def _lines(f: dict[str, Any]) -> list[str]:
     if "groups" in f:
         lines.append(
             f"{f['groups']} groups by {' + '.join(f['group_key'])}: {f['groups_mixed']} mixed, "
-            f"{f['groups_all_correct']} all right, {f['groups_all_wrong']} all wrong, {f['groups_singleton']} singletons"
+            f"{f['groups_all_correct']} all right, {f['groups_all_wrong']} all wrong, "
+            f"{f['groups_singleton']} singletons"
         )
         lines.append(
             f"group sizes: {_sizes(f['group_sizes'])}" + ("" if f["contiguous"] else "; rows of groups are apart")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ktae_cli.batch import GroupBatch
 from ktae_cli.errors import KtaeError, PrerequisiteError
-from ktae_cli.estimators.base import Estimate, rollout_advantages
+from ktae_cli.estimators.base import Estimate, moments_of, rollout_advantages
 from ktae_cli.names import Spec
 from ktae_cli.stats.counts import Counts, count_tokens
 from ktae_cli.stats.tables import Cells, Lookup, exact_cells, look_up
@@ -148,15 +148,21 @@ def counts_of(batch: GroupBatch) -> Counts:
     """Count the tokens of a batch, once for all estimators of the call."""
     if "counts" not in batch.memo:
         batch.memo["counts"] = count_tokens(
-            batch.token_ids, batch.offsets, batch.group_index, batch.correct, counted=batch.response_mask
+            batch.token_ids, batch.offsets, batch.group_index, verdicts_of(batch), counted=batch.response_mask
         )
     return batch.memo["counts"]
+
+
+def verdicts_of(batch: GroupBatch) -> Tensor:
+    """Return the verdicts (n_rollouts,) int8, unknown where all rewards of the group are equal: nothing to credit."""
+    return batch.correct.masked_fill(moments_of(batch, batch.rewards).constant[batch.group_index], -1)
 
 
 def class_totals(batch: GroupBatch) -> ClassTotals:
     """Count rollouts and unmasked tokens on the two sides of each group."""
     lengths = counted_lengths(batch)
-    side = torch.where(batch.correct >= 0, 2 * batch.group_index + batch.correct, 2 * batch.n_groups)
+    correct = verdicts_of(batch)
+    side = torch.where(correct >= 0, 2 * batch.group_index + correct, 2 * batch.n_groups)
     sums = torch.zeros((2 * batch.n_groups + 1, 2), dtype=torch.int64, device=lengths.device)
     sums.index_add_(0, side, torch.stack([torch.ones_like(lengths), lengths], 1))
     wrong, right = sums[:-1].view(-1, 2, 2).unbind(1)

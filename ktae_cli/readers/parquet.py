@@ -35,14 +35,10 @@ class ParquetRollouts:
         return sum(self.sizes)
 
     def own_metadata(self) -> dict | None:
-        """Return what `ktae` wrote about this file; None where several files or others' are read."""
-        if len(self.paths) > 1:
-            return None
-        raw = (_open(self.paths[0]).metadata.metadata or {}).get(METADATA_KEY)
-        try:
-            return json.loads(raw) if raw else None
-        except ValueError:
-            raise InputError(f"{self.paths[0]}: its metadata {METADATA_KEY.decode()!r} is not JSON") from None
+        """Return what `ktae` wrote about the file, or the first of files scored alike; None for files of others."""
+        found = [_own_metadata(path) for path in self.paths]
+        alike = all(one and one.get("estimators") == (found[0] or {}).get("estimators") for one in found)
+        return found[0] if alike else None
 
     def fingerprints(self) -> list[dict[str, str]]:
         """Return the base name and the SHA-256 of the footer of each file."""
@@ -96,6 +92,15 @@ def _schema(path: Path) -> pa.Schema:
     except (UnicodeDecodeError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: the Parquet file is damaged, its schema cannot be read ({reason})") from None
+
+
+def _own_metadata(path: Path) -> dict | None:
+    raw = (_open(path).metadata.metadata or {}).get(METADATA_KEY)
+    try:
+        found = json.loads(raw) if raw else None
+    except ValueError:
+        raise InputError(f"{path}: its metadata {METADATA_KEY.decode()!r} is not JSON") from None
+    return found if isinstance(found, dict) else None
 
 
 def _not_parquet(path: Path, error: Exception) -> str:
