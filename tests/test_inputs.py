@@ -457,6 +457,31 @@ def test_one_huge_row_group_is_read_in_small_batches(tmp_path):
     assert max(size for _, size in sizes) < 4 * parquet_reader.BATCH_BYTES
 
 
+class Choking:
+    """A Parquet file whose nested column cannot be assembled for more than `most` rows at once."""
+
+    def __init__(self, path, most: int):
+        self.file, self.most, self.metadata, self.asked = pq.ParquetFile(path), most, pq.read_metadata(path), []
+
+    def iter_batches(self, size: int, **options):
+        self.asked.append(size)
+        for i, batch in enumerate(self.file.iter_batches(size, **options)):
+            if size > self.most and i == 1:
+                raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
+            yield batch
+
+
+def test_column_of_more_than_two_gigabytes_is_read_in_smaller_batches(tmp_path, monkeypatch):
+    path = write(tmp_path / "in.parquet", pa.table({"a": [[i] for i in range(300)]}))
+    monkeypatch.setattr(parquet_reader, "BATCH_BYTES", 2000)
+    file = Choking(path, 10)
+    batches = list(parquet_reader.row_group_batches(file, path, 0, ["a"]))
+    assert [row for batch in batches for row in batch["a"].to_pylist()] == [[i] for i in range(300)]
+    assert len(file.asked) == 3 and file.asked[1] == file.asked[0] // 8 and file.asked[2] < 10
+    with pytest.raises(InputError, match=f"row group 0, row {file.asked[0]}: a column cannot be read"):
+        list(parquet_reader.row_group_batches(Choking(path, 0), path, 0, ["a"]))
+
+
 def test_batch_size_changes_nothing(tmp_path, monkeypatch):
     table = pa.concat_tables([four(group_id=[str(i)] * 4) for i in range(30)])
     whole = score(tmp_path, table)

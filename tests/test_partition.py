@@ -139,6 +139,13 @@ def test_every_row_alone_with_prompts_of_their_own_is_quiet(tmp_path, capsys):
     assert "every row is a group" not in capsys.readouterr().err
 
 
+def test_null_prompts_do_not_repeat(tmp_path, capsys):
+    score(tmp_path, prompts(uid=[str(i) for i in range(8)], prompt=["p", None, None, "q", None, None, None, None]))
+    assert "every row is a group" not in capsys.readouterr().err
+    score(tmp_path, prompts(uid=[str(i) for i in range(8)], prompt=["p", None, None, "p", None, None, None, None]))
+    assert "only 1 of 2 prompts differ" in capsys.readouterr().err
+
+
 def test_one_prompt_with_two_ground_truths_is_warned_of(tmp_path, capsys):
     score(tmp_path, prompts(step=None, gold=["1", None, "3", "3", "2", "1", "3", "3"]))
     assert "1 group(s) of one prompt hold several golds" in capsys.readouterr().err

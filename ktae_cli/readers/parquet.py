@@ -133,7 +133,8 @@ def row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: lis
                 skip = 0
         except pa.ArrowNotImplementedError as error:
             if size == 1:
-                raise InputError(f"{path}, row {done}: a column cannot be read ({error}); drop or rewrite it") from None
+                where = f"{path}, row group {group}, row {done}"
+                raise InputError(f"{where}: a column cannot be read ({error}); drop or rewrite it") from None
             size = max(1, size // 8)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno:
