@@ -146,7 +146,7 @@ def measure_memory(directory: Path, groups: int, shuffled: int, repeats: int) ->
     clear(directory)
     say(f"memory: {shuffled} groups, rows in random order")
     n_tokens = write_rollouts(source, shuffled, text=False, shuffled=True)
-    peak = measure_peak(source)
+    peak = measure_peak(source, repeats)
     note("rows in random order, ids", n_tokens, peak, f"< {SHUFFLED_TARGET / 1e6:.0f} MB")
     clear(directory)
     missed = []

@@ -42,7 +42,7 @@ def write_export(
         with atomic_path(target, force) as temporary:
             write(rows, temporary)
     shown = "-" if output == "-" else str(target)
-    return {**rows.counts, "advantages": advantages, "output": shown, "has_prompt_ids": file.has("prompt_ids")}
+    return {**rows.counts, "advantages": advantages, "output": shown}
 
 
 def default_output(scored: Path, target: str) -> Path:

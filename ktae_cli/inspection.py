@@ -52,12 +52,25 @@ def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], thr
         facts |= _groups(index.codes, index.sizes, correct)
         facts["contiguous"], facts["warnings"] = index.contiguous, list(index.warnings)
     have = set(mapping.columns) | ({"reward"} if "correct" in mapping.columns else set())
+    facts["problem"] = problem or _what_is_missing(mapping, have)
     facts["estimators"] = {
-        name: [column for column in needs(Spec(name)) if column not in have] for name in names("estimators")
+        name: [column for column in dict.fromkeys(("response_ids", *needs(Spec(name)))) if column not in have]
+        for name in names("estimators")
     }
     written = source.own_metadata() or {}
     facts["scored_with"] = [estimator["spec"] for estimator in written.get("estimators", [])]
     return facts
+
+
+def _what_is_missing(mapping: Mapping, have: set[str]) -> str:
+    """Say what keeps an input from being scored, and what supplies it."""
+    if "reward" not in have:
+        return "no reward and no verdict column; name one with --map reward=COLUMN"
+    if "response_ids" not in have:
+        text = mapping.columns.get("response")
+        encode = f", or give score --tokenizer PATH to encode the text of {text!r}" if text else ""
+        return f"no column of response token ids; name one with --map response_ids=COLUMN{encode}"
+    return ""
 
 
 def _mapping(source, overrides: dict[str, str], group_by: list[str]) -> tuple[Mapping, str]:

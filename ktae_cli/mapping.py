@@ -102,6 +102,12 @@ def _group_key(
     for name in ("prompt_ids", "prompt"):
         if name in columns:
             return (*step, columns[name]), True
+    unfit = [n for n in ("group_id", "prompt") if n in schema.names]
+    if unfit:
+        raise MissingColumnError(
+            f"no group column: {unfit[0]!r} is {field_at(schema, unfit[0]).type}, and groups are named by text, "
+            "numbers or token ids; name another column with --group-by COLUMN"
+        )
     raise MissingColumnError(
         f"no group column: looked for {', '.join(('group_id', *BY_NAME['group_id'].aliases, 'prompt_ids', 'prompt'))}; "
         f"found {', '.join(schema.names)}; name one with --group-by COLUMN"

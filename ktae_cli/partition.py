@@ -163,7 +163,9 @@ def _two_answers(index: GroupIndex, batches, schema: pa.Schema, mapping: Mapping
         row += len(batch)
     if not apart:
         return []
-    return [f"{len(apart)} group(s) of one prompt hold several {path}s: name the problems with --group-by COLUMN"]
+    return [
+        f"{len(apart)} group(s) of one prompt hold several values of {path}: name the problems with --group-by COLUMN"
+    ]
 
 
 class Chunker:

@@ -8,7 +8,7 @@ import torch
 from ktae_cli.batch import GroupBatch
 from ktae_cli.catalogue import declaration, resolve_spec
 from ktae_cli.errors import InputError
-from ktae_cli.estimators.base import estimate
+from ktae_cli.estimators.base import estimate, moments_of
 from ktae_cli.names import Spec
 from ktae_cli.rollouts import Rollouts
 
@@ -217,10 +217,19 @@ def _count(rows: Rollouts, batch: GroupBatch) -> dict[str, int]:
     counts["groups_unknown"] = n_groups - sum(counts.values())
     counts |= {"rollouts": len(rows), "groups": n_groups, "tokens": int(rows.lengths.sum())}
     counts["unscored"] = int((~rows.scored).sum())
-    running = np.concatenate([[0], np.cumsum(np.ones(len(rows.token_ids), bool) if rows.mask is None else rows.mask)])
-    ends = np.cumsum(rows.lengths)
-    counts["without_tokens"] = int((rows.scored & (running[ends] == running[ends - rows.lengths])).sum())
+    counts["without_tokens"] = int((rows.scored & (_policy_tokens(rows) == 0)).sum())
+    equal = moments_of(batch, batch.rewards).constant if batch.n_rollouts else torch.zeros(0, dtype=torch.bool)
+    counts["groups_mixed_equal_rewards"] = int((kinds["groups_mixed"] & equal).sum())
     return counts
+
+
+def _policy_tokens(rows: Rollouts) -> np.ndarray:
+    """Return the unmasked tokens of each row (n_rows,)."""
+    if rows.mask is None:
+        return rows.lengths
+    running = np.concatenate([[0], np.cumsum(rows.mask)])
+    ends = np.cumsum(rows.lengths)
+    return running[ends] - running[ends - rows.lengths]
 
 
 def parse_specs(texts: list[str]) -> list[Spec]:

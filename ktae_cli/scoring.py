@@ -13,6 +13,7 @@ import pyarrow as pa
 from ktae_cli.catalogue import declaration, needs
 from ktae_cli.errors import InputError
 from ktae_cli.inputs import TOKEN_TABLE_SUFFIX, expand_inputs, open_rollouts
+from ktae_cli.names import Spec
 from ktae_cli.plan import Plan, ScoreOptions, make_plan, pick_device
 from ktae_cli.readers._memory import TableRollouts
 from ktae_cli.runners.local import Job, run
@@ -26,6 +27,7 @@ SUMMARY_COUNTS = (
     "rollouts", "tokens", "groups", "groups_mixed", "groups_all_correct", "groups_all_wrong", "groups_singleton",
     "unscored", "truncated",
 )  # fmt: skip
+_NOTED = ("skipped", "without_tokens", "groups_mixed_equal_rewards")
 
 
 def score_files(
@@ -61,7 +63,7 @@ def score_files(
             counts = _run(plan, options, table, sink.write, token_sink.write if token_sink else None)
             described = None
             if token_sink:
-                token_sink.close({"schema_version": SCHEMA_VERSION, "specs": [str(s) for s in plan.specs]})
+                token_sink.close({"schema_version": SCHEMA_VERSION, "specs": [str(s) for s in _with_tokens(plan)]})
                 described = {"name": tokens_out.name, "sha256": _sha256(token_path)}
             sink.close(metadata_of(plan, options, table, counts, described))
     seconds = time.perf_counter() - started
@@ -74,6 +76,11 @@ def _check_no_input(target: Path, others: list[Path], option: str) -> None:
         if target.resolve() == path.resolve() or (target.exists() and path.exists() and target.samefile(path)):
             what = "the scored file" if path is others[-1] and option == "--tokens-out" else "an input"
             raise InputError(f"{target}: is also {what}; name another file with {option}")
+
+
+def _with_tokens(plan: Plan) -> list[Spec]:
+    """Return the specs that write into the token table."""
+    return [spec for spec in plan.specs if "key_weight" in declaration("estimators", spec.name).columns]
 
 
 def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens) -> dict[str, int]:
@@ -92,7 +99,7 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
     totals = run(job, lambda batch, results: write(table.rows(batch, results)), on_tokens)
     if tokens:
         tokens.flush()
-    counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, "skipped", "without_tokens")}
+    counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, *_NOTED)}
     if totals.first_error:
         options.warn(f"{counts['skipped']} row(s) left unscored, the first: {totals.first_error}")
     if counts["without_tokens"]:
@@ -103,9 +110,15 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
     unknown = counts["unscored"] - counts["skipped"]
     if unknown:
         options.warn(f"{unknown} row(s) have no reward: their advantages are null, and they are in no statistic")
+    equal = counts["groups_mixed_equal_rewards"]
+    if equal:
+        options.warn(
+            f"{equal} group(s) hold right and wrong rollouts of equal reward: their advantages and key weights are 0; "
+            "--reward-from correct takes the reward from the verdict"
+        )
     if counts["groups_singleton"]:
         options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: nothing to compare it with")
-    if options.strict and (totals.first_error or unknown or counts["groups_singleton"]):
+    if options.strict and (totals.first_error or unknown or equal or counts["groups_singleton"]):
         raise InputError("--strict: the warnings above stop the run; nothing is written")
     if eos.groups * 10 > max(counts["groups_mixed"], 1):
         options.notice(

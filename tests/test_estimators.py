@@ -711,7 +711,11 @@ def test_loo_weights_are_those_of_the_group_without_the_rollout(groups):
     found = cut(results("ktae(loo=true)", batch_of(groups))["key_weight"], groups)
     for group, rows in zip(groups, found, strict=True):
         for place, (row, values) in enumerate(zip(group, rows, strict=True)):
-            weights = weights_by_id("ktae", without(group, place)) if len(group) > 1 and row.correct >= 0 else {}
+            others = without(group, place)
+            credited = row.correct >= 0 and len({row.reward for row in group}) > 1 < len({r.reward for r in others})
+            if len(others) > 1 and row.correct >= 0 and not credited:
+                continue  # equal rewards with different verdicts: the slow version above has that case
+            weights = weights_by_id("ktae", others) if credited else {}
             expected = [weights.get(i, 0.0) if kept else 0.0 for i, kept in zip(row.ids, row.mask, strict=True)]
             assert values.tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ktae_cli import catalogue
-from ktae_cli.cli.export import default_output, export
+from ktae_cli.cli.export import export
 from ktae_cli.errors import InputError, KtaeError, MissingColumnError, UnknownNameError
+from ktae_cli.exporting import default_output
 from ktae_cli.exports.base import ALIGNMENT, Layout, read_rows
 from ktae_cli.exports.jsonl import jsonl
 from ktae_cli.readers import parquet as parquet_module
@@ -86,7 +87,7 @@ def test_rows_are_full_sequences_aligned_to_input_ids(full, target):
     assert result.stderr.splitlines() == [
         "1 rollouts have no prompt_ids: their response alone",
         "1 unscored rollouts left out (--null-advantages zero keeps them)",
-        f"3 rollouts, 8 tokens -> {full.parent / f'x.export.{target}'}",
+        f"3 rollouts, 8 prompt and response tokens -> {full.parent / f'x.export.{target}'}",
     ]
 
 
@@ -148,7 +149,7 @@ def test_added_columns_are_joined_with_the_rollouts(tmp_path):
 def test_jsonl_goes_to_stdout(full):
     result = run(full, "--to", "jsonl", "-o", "-")
     assert [json.loads(line) for line in result.stdout.splitlines()] == EXPECTED
-    assert "3 rollouts, 8 tokens -> -" in result.stderr
+    assert "3 rollouts, 8 prompt and response tokens -> -" in result.stderr
     assert sorted(path.name for path in full.parent.iterdir()) == ["x.scored.parquet"]
     with pytest.raises(KtaeError, match="parquet needs a file"):
         run(full, "--to", "parquet", "-o", "-")

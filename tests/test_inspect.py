@@ -100,7 +100,7 @@ def test_needs_of_estimators_follow_the_columns(tmp_path, capsys):
     found = facts(capsys, write(tmp_path / "in.parquet", four(reward=None, correct=[True, False, False, False])))
     assert found["estimators"]["ktae"] == [] and found["estimators"]["grpo"] == []
     found = facts(capsys, write(tmp_path / "in.parquet", four(response_ids=None)))
-    assert found["estimators"]["ktae"] == ["response_ids"] and found["estimators"]["grpo"] == []
+    assert found["estimators"]["ktae"] == ["response_ids"] and found["estimators"]["grpo"] == ["response_ids"]
 
 
 def test_row_that_cannot_be_read_is_named(tmp_path, capsys):

@@ -11,7 +11,7 @@ from ktae_cli.names import parse_spec, print_value
 _KINDS = ("estimators", "exports", "readers")
 
 
-def explain(name: Annotated[str, typer.Argument(help="An estimator, export or reader.")]) -> None:
+def explain(name: Annotated[str, typer.Argument(metavar="NAME", help="An estimator, export or reader.")]) -> None:
     """Explain an estimator, export or reader: formula, source, needs, parameters and degenerate cases."""
     wanted = parse_spec(name).name
     for kind in _KINDS:

@@ -57,7 +57,7 @@ def export(
 
 def _notices(summary: dict[str, Any]) -> list[str]:
     lines = []
-    if not summary["has_prompt_ids"]:
+    if summary["rollouts"] and summary["without_prompt_ids"] == summary["rollouts"]:
         lines.append("no prompt_ids in the file: input_ids holds the response alone")
     elif summary["without_prompt_ids"]:
         lines.append(f"{summary['without_prompt_ids']} rollouts have no prompt_ids: their response alone")
@@ -65,5 +65,7 @@ def _notices(summary: dict[str, Any]) -> list[str]:
         lines.append(f"{summary['dropped']} unscored rollouts left out (--null-advantages zero keeps them)")
     if summary["zeroed"]:
         lines.append(f"{summary['zeroed']} unscored rollouts written with advantages 0")
-    lines.append(f"{summary['rollouts']} rollouts, {summary['tokens']} tokens -> {summary['output']}")
+    lines.append(
+        f"{summary['rollouts']} rollouts, {summary['tokens']} prompt and response tokens -> {summary['output']}"
+    )
     return lines

@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 def list_plugins(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="estimators, readers or exports.")],
     json: options.Json = False,
 ) -> None:
     """List what there is: estimators, readers or exports, one line each."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 Inputs = Annotated[
-    list[str], typer.Argument(help="Parquet files, directories, globs, or - for standard input.", metavar="INPUT...")
+    list[str], typer.Argument(help="Parquet files, directories, globs, or - for standard input.", metavar="INPUT")
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Output file.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output.")]
@@ -33,7 +33,9 @@ Threshold = Annotated[
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
-        "--tokenizer", help="tokenizer.json or its directory; default: the one beside the input.", show_default=False
+        "--tokenizer",
+        help="tokenizer.json or its directory; default: beside the input. Given, it encodes text without ids.",
+        show_default=False,
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 2 on any warning.")]

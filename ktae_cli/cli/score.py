@@ -84,9 +84,9 @@ def score(
 ) -> None:
     """Score saved rollouts: token-level advantages and key weights into augmented Parquet.
 
-    Writes INPUT's columns plus `advantages` and `key_weight`, and a token table beside it. Memory does not grow with
-    the input. Contiguous groups are read once, others twice through temporary files; the key columns are always read
-    once more beforehand.
+    Writes INPUT's columns plus `advantages` and `key_weight`, and a token table beside it. Memory grows by some bytes
+    a row, not with the tokens. Contiguous groups are read once, others twice through temporary files; the key columns
+    are always read once more beforehand.
     """
     from ktae_cli.memory import use_frugal_allocator
     from ktae_cli.plan import ScoreOptions

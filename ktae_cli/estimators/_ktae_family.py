@@ -39,8 +39,8 @@ class Settings:
     def __post_init__(self):
         if self.scale == "tanh" and self.alpha + self.beta == 0:
             raise KtaeError("alpha + beta is 0, and the strength is divided by it; give at least one a weight")
-        if min(self.alpha, self.beta, self.k1, self.tf_eps) < 0 or not 0 <= self.b <= 1:
-            raise KtaeError("alpha, beta, k1 and tf_eps must not be negative, and b lies between 0 and 1")
+        if min(self.alpha, self.beta, self.top, self.k1, self.tf_eps) < 0 or not 0 <= self.b <= 1:
+            raise KtaeError("alpha, beta, top, k1 and tf_eps must not be negative, and b lies between 0 and 1")
         if self.tf == "code" and self.tf_eps == 0:
             raise KtaeError("tf=code divides by the other side's frequency; give tf_eps > 0, or use tf=bounded")
 
@@ -155,7 +155,10 @@ def counts_of(batch: GroupBatch) -> Counts:
 
 def verdicts_of(batch: GroupBatch) -> Tensor:
     """Return the verdicts (n_rollouts,) int8, unknown where all rewards of the group are equal: nothing to credit."""
-    return batch.correct.masked_fill(moments_of(batch, batch.rewards).constant[batch.group_index], -1)
+    if "verdicts" not in batch.memo:
+        equal = moments_of(batch, batch.rewards).constant[batch.group_index]
+        batch.memo["verdicts"] = batch.correct.masked_fill(equal, -1)
+    return batch.memo["verdicts"]
 
 
 def class_totals(batch: GroupBatch) -> ClassTotals:

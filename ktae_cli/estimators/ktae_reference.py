@@ -41,7 +41,8 @@ def ktae_reference(
     """
     spec = resolve_spec(base)
     shaped = shaped_rewards(batch, **dict(spec.arguments)) if spec.name == "dapo" else batch.rewards
-    batch = replace(batch, correct=(shaped > threshold).to(torch.int8), memo={})
+    verdicts = (shaped > threshold).to(torch.int8)
+    batch = replace(batch, correct=verdicts, memo={"verdicts": verdicts})
     settings = Settings(
         base, "two_sided", alpha, beta, 1.0, tf, top, 2.0, 0.5, 1e-5, zero_ids, False, 1.0, 1.0,
         cells=float32_cells, dtype=torch.float32,

@@ -64,6 +64,8 @@ class ExportRows:
         if "prompt_ids" in columns:
             prompt, has_prompt = list_lengths(columns["prompt_ids"])
             self.counts["without_prompt_ids"] += int((~has_prompt).sum())
+        else:
+            self.counts["without_prompt_ids"] += len(rows)
         layout = Layout(prompt, response)
         mask = _policy_mask(columns, response, where)
         built: dict[str, pa.Array] = {

@@ -230,7 +230,7 @@ def _disagreement(first: Path, path: Path, merged: pa.Schema, schema: pa.Schema)
                 )
             except pa.ArrowException:
                 found = f"{field.type} here and {merged.field(field.name).type} in {first} and its siblings"
-                return f"{path}: column {field.name!r} is {found}; score the files apart or convert one"
+                return f"{path}: column {field.name!r} is {found}; score the files apart, or rewrite one"
     return f"{path}: its schema does not fit that of {first}; score the files apart"
 
 

@@ -198,14 +198,15 @@ def evidence_lines(view: GroupView) -> list[str]:
     """Say what the p-values of one group can and cannot show."""
     first, tested = view.key_tokens[0], _count(view.tokens_tested, "token")
     line = f"p is for one token in this one group, not corrected for the {tested} tested."
+    weight = "A weight near ±1 is no evidence by itself: look at the counts and at p."
     if view.smallest_p is None:
-        return [line]
+        return [weight, line]
     sides = (
         f"With {first.n_correct} right and {first.n_incorrect} wrong rollouts no p can be below {view.smallest_p:.2g}"
     )
     if view.smallest_p * view.tokens_tested > 0.05:
-        return [line, f"{sides}, so none can survive that correction: pool many groups for evidence."]
-    return [line, f"{sides}. One group can rarely show evidence: pool many groups for that."]
+        return [weight, line, f"{sides}, so none can survive that correction: pool many groups for evidence."]
+    return [weight, line, f"{sides}. One group can rarely show evidence: pool many groups for that."]
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,9 +3,7 @@
 import numpy as np
 
 
-def half_cohens_h(
-    correct_with: np.ndarray, incorrect_with: np.ndarray, n_correct: int, n_incorrect: int
-) -> np.ndarray:
+def half_cohens_h(correct_with: np.ndarray, incorrect_with: np.ndarray, n_correct: int, n_incorrect: int) -> np.ndarray:
     """Return asin sqrt(correct_with / n_correct) - asin sqrt(incorrect_with / n_incorrect), radians in [-pi/2, pi/2].
 
     Positive: the token is present in a larger share of the right rollouts. Cohen's h itself is twice this value;
