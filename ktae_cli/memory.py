@@ -6,8 +6,9 @@ import pyarrow as pa
 
 
 def use_frugal_allocator() -> None:
-    """Let Arrow allocate through jemalloc where it is built in: it returns freed memory soonest."""
+    """Let Arrow allocate through jemalloc where it is built in: told to return freed memory soon."""
     if "jemalloc" in pa.supported_memory_backends():
+        pa.jemalloc_set_decay_ms(50)
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 

@@ -89,7 +89,8 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
         plan.eos_ids, write_tokens is not None, _Progress(plan.kept_rows, options.progress),
     )  # fmt: skip
     eos = _EosWatch(plan.eos_ids)
-    tokens = TokenTable(plan.index.keys, plan.decoder.token_text, write_tokens) if write_tokens else None
+    text_of = plan.decoder.token_text if hasattr(plan.decoder, "tokenizer") else None
+    tokens = TokenTable(plan.index.keys, text_of, write_tokens) if write_tokens else None
 
     def on_tokens(results) -> None:
         eos.look(results)

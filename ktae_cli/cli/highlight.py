@@ -10,8 +10,6 @@ import typer
 
 from ktae_cli.cli.console import speaker
 from ktae_cli.cli.options import Json, Quiet, Tokenizer
-from ktae_cli.readers.scored import ScoredFile
-from ktae_cli.tokens import choose_decoder
 
 
 def highlight(
@@ -46,8 +44,10 @@ def highlight(
     A character that is split over several tokens is drawn once, with the strongest of their values.
     Without colour (a pipe, NO_COLOR) the weights stand in brackets.
     """
+    from ktae_cli.readers.scored import ScoredFile
     from ktae_cli.reports.terminal import console_for, print_view
     from ktae_cli.reports.view import Choice, value_column, view_group
+    from ktae_cli.tokens import choose_decoder
 
     file = ScoredFile(scored, rollouts)
     beside = [path for path in (scored, rollouts) if path is not None]

@@ -118,7 +118,7 @@ def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callabl
         pending.append(batch)
         for chunk in chunker.push(rows):
             waiting.append(pool.submit(score, chunk))
-            collect(2 * workers)
+            collect(1 + workers)
     for chunk in chunker.rest():
         waiting.append(pool.submit(score, chunk))
     collect(0)
@@ -166,7 +166,7 @@ def _score_buckets(
         for chunk in chain(chunker.push(rows), chunker.rest()):
             waiting.append((pool.submit(score, chunk), row_numbers[at : at + len(chunk)]))
             at += len(chunk)
-            while len(waiting) > 2 * workers:
+            while len(waiting) > 1 + workers:
                 future, numbers = waiting.popleft()
                 yield future.result(), numbers
     for future, numbers in waiting:

@@ -31,8 +31,8 @@ ENCODED_TOKEN_SCHEMA = pa.schema(
         for field in TOKEN_SCHEMA
     ]
 )
-TOKEN_BATCH_ROWS = 1 << 17
-PLAIN = ("key_weight", "tf_correct", "tf_incorrect")
+TOKEN_BATCH_ROWS = 1 << 16
+PLAIN = ("token_id", "key_weight", "tf_correct", "tf_incorrect")
 MEASURED = [name for name in TOKEN_SCHEMA.names if name not in ("group_id", "token_id", "token", "spec")]
 
 _DTYPES = {name: TOKEN_SCHEMA.field(name).type.to_pandas_dtype() for name in (*MEASURED, "token_id")}
@@ -53,8 +53,10 @@ def list_column(flat: np.ndarray, lengths: np.ndarray, valid: np.ndarray) -> pa.
 class TokenTable:
     """Collects the pipeline's token results and hands them on as large batches of the token table's rows."""
 
-    def __init__(self, keys: list[str], text_of: Callable[[int], str | None], write: Callable[[pa.RecordBatch], None]):
-        """Write goes a batch at a time to `write`; text_of is asked once for each token id."""
+    def __init__(
+        self, keys: list[str], text_of: Callable[[int], str | None] | None, write: Callable[[pa.RecordBatch], None]
+    ):
+        """Write goes a batch at a time to `write`; text_of is asked once for each token id, None knows none."""
         self.keys = pa.array(keys, pa.string())
         self.text_of, self.write, self.texts = text_of, write, []
         self.place = np.zeros(0, np.int32)  # by token id: 1 + its place in texts, 0 not asked for, -1 has no text
@@ -97,6 +99,8 @@ class TokenTable:
         return pa.RecordBatch.from_pydict(data, schema=ENCODED_TOKEN_SCHEMA)
 
     def _texts(self, ids: np.ndarray) -> pa.Array:
+        if self.text_of is None:
+            return pa.DictionaryArray.from_arrays(pa.nulls(len(ids), pa.int32()), pa.array([], pa.string()))
         top = int(ids.max())
         if top >= 1 << 24:  # ids of no vocabulary: no table of them
             return pa.array([self.text_of(int(i)) for i in ids], pa.string()).dictionary_encode()
