@@ -20,7 +20,7 @@ from ktae_cli.stats.information_gain import information_gain
 from ktae_cli.stats.released_float32 import float32_cells
 from ktae_cli.stats.segments import moments_within_groups
 from ktae_cli.stats.tables import exact_cells, look_up
-from ktae_cli.stats.term_frequency import bounded_direction, length_norm, ratio_direction, term_frequency
+from ktae_cli.stats.term_frequency import bounded_direction, length_scale, ratio_direction, term_frequency
 
 
 def all_tables(n_correct, n_incorrect):
@@ -203,7 +203,7 @@ def frequencies(correct_count, incorrect_count, tokens_correct, tokens_incorrect
 
     def one_side(count, own, other):
         own, other = torch.tensor([own]), torch.tensor([other])
-        return term_frequency(torch.tensor([count]), own, length_norm(own, other, k1, b), k1).item()
+        return term_frequency(torch.tensor([count]), length_scale(own, other, k1, b), k1).item()
 
     return (
         one_side(correct_count, tokens_correct, tokens_incorrect),

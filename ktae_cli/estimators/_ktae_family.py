@@ -11,7 +11,7 @@ from ktae_cli.estimators.base import Estimate, moments_of, rollout_advantages
 from ktae_cli.names import Spec
 from ktae_cli.stats.counts import Counts, count_tokens
 from ktae_cli.stats.tables import Cells, Lookup, exact_cells, look_up
-from ktae_cli.stats.term_frequency import bounded_direction, length_norm, ratio_direction, term_frequency
+from ktae_cli.stats.term_frequency import bounded_direction, length_scale, ratio_direction, term_frequency
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _spread(weight: Tensor, counts: Counts) -> Tensor:
 
 
 def _term_frequency(settings: Settings, count: Tensor, group: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    norm = length_norm(own, other, settings.k1, settings.b).to(settings.dtype)
-    return term_frequency(count, own.index_select(0, group), norm.index_select(0, group), settings.k1)
+    scale = length_scale(own, other, settings.k1, settings.b).to(settings.dtype)
+    return term_frequency(count, scale.index_select(0, group), settings.k1)
 
 
 def _zero(settings: Settings, weight: Tensor, token_id: Tensor, eos_ids: tuple[int, ...]) -> Tensor:
@@ -200,15 +200,10 @@ def _leave_one_out(settings: Settings, batch: GroupBatch, counts: Counts, totals
     )  # fmt: skip
     tokens_correct = totals.tokens_correct[group] - length * right
     tokens_incorrect = totals.tokens_incorrect[group] - length * wrong
-    k1, b, dtype = settings.k1, settings.b, settings.dtype
-    tf_correct = term_frequency(
-        counts.correct_count[entry] - own * right, tokens_correct,
-        length_norm(tokens_correct, tokens_incorrect, k1, b).to(dtype), k1,
-    )  # fmt: skip
-    tf_incorrect = term_frequency(
-        counts.incorrect_count[entry] - own * wrong, tokens_incorrect,
-        length_norm(tokens_incorrect, tokens_correct, k1, b).to(dtype), k1,
-    )  # fmt: skip
+    scale_correct = length_scale(tokens_correct, tokens_incorrect, settings.k1, settings.b).to(settings.dtype)
+    scale_incorrect = length_scale(tokens_incorrect, tokens_correct, settings.k1, settings.b).to(settings.dtype)
+    tf_correct = term_frequency(counts.correct_count[entry] - own * right, scale_correct, settings.k1)
+    tf_incorrect = term_frequency(counts.incorrect_count[entry] - own * wrong, scale_incorrect, settings.k1)
     weight = key_weight(settings, lookup, tf_correct, tf_incorrect)
     weight = weight.masked_fill_((torch.minimum(n_correct, n_incorrect) <= 0)[half], 0.0)
     weight = _zero(settings, weight, counts.token_id[entry], batch.eos_ids).to(torch.float32)

@@ -4,22 +4,28 @@ import torch
 from torch import Tensor
 
 
-def length_norm(class_tokens: Tensor, other_tokens: Tensor, k1: float, b: float) -> Tensor:
-    """Return k1 (1 - b + b len_c / len_avg) float64, len_avg the mean of the two classes' numbers of tokens."""
-    mean_tokens = (class_tokens + other_tokens).to(torch.float64) / 2
-    return k1 * (1 - b + b * class_tokens / mean_tokens.clamp(min=0.5))
+def length_scale(class_tokens: Tensor, other_tokens: Tensor, k1: float, b: float) -> Tensor:
+    """Return len_c k1 (1 - b + b len_c / len_avg) float64, len_avg the mean of the two classes' numbers of tokens.
 
-
-def term_frequency(count: Tensor, class_tokens: Tensor, norm: Tensor, k1: float) -> Tensor:
-    """Return TF_c = (k1 + 1) f / (norm + f), f = count / len_c, in norm's dtype; all inputs (n_entries,).
-
-    The rollouts of a class are taken as one sequence of len_c = class_tokens tokens. f is a relative frequency in
-    [0, 1], as in the released code of arXiv 2505.16826, so that BM25's saturation hardly acts; the paper's text does
-    not say whether counts were meant. A class without tokens gives 0.
+    A class without tokens gives the smallest number above 0.
     """
-    frequency = count.to(norm.dtype).div_(class_tokens.clamp(min=1))
-    saturated = norm.add(frequency).clamp_(min=torch.finfo(norm.dtype).tiny)
-    return frequency.mul_(k1 + 1).div_(saturated)
+    mean_tokens = (class_tokens + other_tokens).to(torch.float64) / 2
+    norm = k1 * (1 - b + b * class_tokens / mean_tokens.clamp(min=0.5))
+    return (class_tokens * norm).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def term_frequency(count: Tensor, scale: Tensor, k1: float) -> Tensor:
+    """Return TF_c = (k1 + 1) f / (k1 (1 - b + b len_c / len_avg) + f), f = count / len_c, float.
+
+    Computed as (k1 + 1) count / (scale + count).
+
+    The rollouts of a class are taken as one sequence of len_c tokens; scale (n_entries,) is their `length_scale`, in
+    the dtype of the result. f is a relative frequency in [0, 1], as in the released code of arXiv 2505.16826, so that
+    BM25's saturation hardly acts; the paper's text does not say whether counts were meant. A class without tokens
+    gives 0.
+    """
+    count = count.to(scale.dtype)
+    return (count * (k1 + 1)).div_(count.add_(scale))
 
 
 def ratio_direction(tf_correct: Tensor, tf_incorrect: Tensor, eps: float) -> Tensor:
