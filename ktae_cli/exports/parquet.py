@@ -15,7 +15,7 @@ def parquet(rows: ExportRows, target: Path) -> None:
     try:
         for batch in rows:
             output.write(batch)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: the file is let go before the caller removes it
         output.abandon()
         raise
     output.close(rows.metadata)

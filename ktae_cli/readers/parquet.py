@@ -158,6 +158,7 @@ def _rows_per_batch(group: pq.RowGroupMetaData, columns: list[str]) -> int:
 
 
 def under_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+    """Return the batch with a schema's columns: missing ones null, others cast; raise `InputError` where one cannot."""
     if batch.schema.equals(schema):
         return batch
     columns = []

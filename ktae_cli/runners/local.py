@@ -84,12 +84,16 @@ def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
     Rows whose group code is -1 (`--limit`) are left out. Contiguous groups take one pass; otherwise what scoring
     needs is spilled to temporary files in buckets of whole groups, scored, and joined to a second reading.
     """
-    torch.set_num_threads(1)
     workers = job.jobs or os.cpu_count() or 1
-    with ThreadPoolExecutor(workers if job.device == "cpu" else 1) as pool:
-        kept = job.index.codes >= 0
-        flow = _one_pass if _contiguous(job.index.codes[kept]) else _through_spill
-        return flow(job, pool, workers, on_rows, on_tokens)
+    kept = job.index.codes >= 0
+    flow = _one_pass if _contiguous(job.index.codes[kept]) else _through_spill
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one chunk a thread; torch's own threads would only wait for each other
+    try:
+        with ThreadPoolExecutor(workers if job.device == "cpu" else 1) as pool:
+            return flow(job, pool, workers, on_rows, on_tokens)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _contiguous(codes: np.ndarray) -> bool:
@@ -129,14 +133,13 @@ def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Ca
     totals = Totals()
     with tempfile.TemporaryDirectory(prefix="ktae-") as directory:
         needed = roots_to_read(job.mapping, job.read, job.source.schema)
-        spill, lengths, total = None, [], 0
+        spill, lengths = None, []
         for batch, rows in _read(job, needed, totals):
             if spill is None:
                 per_row = max(1, batch.nbytes // max(len(batch), 1))
                 spill = Spill(directory, len(job.index.keys), per_row * len(job.index.codes))
             spill.add(rows)
             lengths.append(rows.lengths)
-            total += len(rows)
         if spill is None:
             return totals
         spill.close()
