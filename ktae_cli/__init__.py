@@ -7,6 +7,10 @@ from ktae_cli.version import __version__
 __all__ = ["__version__", "export", "inspect", "load_estimator", "read", "score"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         from ktae_cli import library

@@ -7,9 +7,9 @@ import numpy as np
 
 from ktae_cli.catalogue import names, needs
 from ktae_cli.errors import KtaeError
+from ktae_cli.groups import scan_groups
 from ktae_cli.mapping import Mapping, resolve_mapping
 from ktae_cli.names import Spec
-from ktae_cli.partition import scan_groups
 from ktae_cli.readers.base import column_at, list_lengths, root_of
 from ktae_cli.rollouts import ReadOptions, RowErrors, reward_and_verdict, was_truncated
 

@@ -21,7 +21,8 @@ def score(
     summary comes back as a dict. A pyarrow Table, a polars or a pandas DataFrame comes back as one of its kind with
     the columns of `ktae score` added, and nothing is written.
     options: device, jobs, limit, group_by, map (a dict), correct_threshold, reward_from, truncated, columns, on_error,
-    tokenizer, eos_ids, strict as on the command line; notice and warn are called with each message.
+    tokenizer, eos_ids, strict as on the command line; notice and warn are called with each message; by default
+    warnings go to Python's `warnings`.
     Raises `KtaeError` and its kinds for what the command would exit 2 on.
     """
     from ktae_cli.scoring import score_files, score_table
@@ -96,11 +97,15 @@ def load_estimator(spec: str) -> Any:
 
 
 def _options(estimator: str | list[str], options: dict[str, Any]) -> Any:
+    import warnings
     from dataclasses import fields
 
     from ktae_cli.catalogue import unknown_name
     from ktae_cli.plan import ScoreOptions
 
+    if not isinstance(options.get("map", {}), dict):
+        raise KtaeError("map takes a dict, as in map={'reward': 'score'}")
+    options.setdefault("warn", lambda text: warnings.warn(text, stacklevel=4))
     known = {f.name for f in fields(ScoreOptions)} - {"estimators"}
     unknown = [name for name in options if name not in known]
     if unknown:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ktae_cli.catalogue import unknown_name
-from ktae_cli.errors import InputError, MissingColumnError
+from ktae_cli.errors import InputError, KtaeError, MissingColumnError
 from ktae_cli.readers.base import field_at, has_path, is_list
 from ktae_cli.schema import BY_NAME, COLUMNS, UID_COLUMNS
 
@@ -77,6 +77,8 @@ def _refuse(schema: pa.Schema, name: str, wanted: str) -> None:
 
 
 def _override(schema: pa.Schema, name: str, path: str) -> str:
+    if name not in BY_NAME and path in BY_NAME and has_path(schema, name):
+        raise KtaeError(f"--map {name}={path}: the order is canonical=column, as in --map {path}={name}")
     if name not in BY_NAME:
         raise unknown_name("canonical column in --map:", [name], BY_NAME)
     if not has_path(schema, path):

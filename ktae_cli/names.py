@@ -58,7 +58,7 @@ def parse_spec(text: str) -> Spec:
     parser = _Parser(text)
     spec = parser.spec()
     if parser.rest():
-        parser.fail("expected the end")
+        parser.fail("expected the end; give several estimators with -e each")
     return spec
 
 
@@ -95,8 +95,10 @@ class _Parser:
         found: dict[str, Any] = {}
         while not self.literal(")"):
             key = self.take(_WORD)
-            if key is None or not self.literal("="):
+            if key is None:
                 self.fail("expected key=value or )")
+            if not self.literal("="):
+                self.fail(f"{key} needs a value, as in {key}=true")
             if key in found:
                 raise KtaeError(f"{key!r} stands twice in the spec {self.text!r}; give it once")
             found[key] = self.value()
@@ -119,6 +121,6 @@ class _Parser:
         word = self.take(_WORD)
         if word is None:
             self.fail("expected a value")
-        if word in ("true", "false"):
-            return word == "true"
+        if word in ("true", "false", "True", "False"):
+            return word.lower() == "true"
         return Spec(word, self.arguments()) if self.literal("(") else word

@@ -220,6 +220,7 @@ def _count(rows: Rollouts, batch: GroupBatch) -> dict[str, int]:
     counts["without_tokens"] = int((rows.scored & (_policy_tokens(rows) == 0)).sum())
     equal = moments_of(batch, batch.rewards).constant if batch.n_rollouts else torch.zeros(0, dtype=torch.bool)
     counts["groups_mixed_equal_rewards"] = int((kinds["groups_mixed"] & equal).sum())
+    counts["groups_one_verdict_unequal_rewards"] = int((~kinds["groups_mixed"] & ~equal).sum())
     return counts
 
 

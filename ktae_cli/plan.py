@@ -9,9 +9,9 @@ import numpy as np
 
 from ktae_cli.catalogue import needs
 from ktae_cli.errors import InputError, MissingColumnError, PrerequisiteError
-from ktae_cli.mapping import Mapping, resolve_mapping
+from ktae_cli.groups import GroupIndex, scan_groups
+from ktae_cli.mapping import Mapping, fits, resolve_mapping
 from ktae_cli.names import Spec
-from ktae_cli.partition import GroupIndex, scan_groups
 from ktae_cli.pipeline import column_plan, parse_specs
 from ktae_cli.readers._retokenized import RetokenizedRollouts
 from ktae_cli.rollouts import ReadOptions
@@ -124,20 +124,22 @@ def _with_token_ids(source, mapping: Mapping, options: ScoreOptions, warn: Calla
         return source, mapping
     text = mapping.columns.get("response")
     if options.tokenizer is None or text is None:
+        used = set(mapping.columns.values())
         looked = ", ".join(("response_ids", *BY_NAME["response_ids"].aliases))
-        remedy = (
-            "give --tokenizer PATH to encode the text of " + repr(text)
-            if text
-            else "name it with --map response_ids=COLUMN"
-        )
+        candidates = [f.name for f in source.schema if fits(f.type, "list<int32>") and f.name not in used]
+        remedy = f"name it with --map response_ids={candidates[0] if candidates else 'COLUMN'}"
+        if text and not candidates:
+            remedy = f"give --tokenizer PATH to encode the text of {text!r}, or {remedy}"
+        elif options.tokenizer is not None:
+            remedy += ", or name the text to encode with --map response=COLUMN"
         raise MissingColumnError(
             f"{_name_of(source)}: no column of response token ids (looked for {looked}; found "
             f"{', '.join(source.schema.names)}); {remedy}"
         )
     source = RetokenizedRollouts(source, text, options.tokenizer)
     warn(
-        f"response_ids come from encoding {text!r} again: they may differ from the sampled ids, and a tool's or "
-        "truncated tokens cannot be told apart; the column `retokenized` marks the rows"
+        f"response_ids come from encoding {text!r} again: they may differ from the sampled ids, end-of-text is "
+        "missing, and a tool's tokens cannot be told apart; the column `retokenized` marks the rows"
     )
     return source, resolve_mapping(source.schema, options.map, list(options.group_by))
 

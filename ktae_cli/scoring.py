@@ -27,7 +27,7 @@ SUMMARY_COUNTS = (
     "rollouts", "tokens", "groups", "groups_mixed", "groups_all_correct", "groups_all_wrong", "groups_singleton",
     "unscored", "truncated",
 )  # fmt: skip
-_NOTED = ("skipped", "without_tokens", "groups_mixed_equal_rewards")
+_NOTED = ("skipped", "without_tokens", "groups_mixed_equal_rewards", "groups_one_verdict_unequal_rewards")
 
 
 def score_files(
@@ -117,6 +117,13 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
             f"{equal} group(s) hold right and wrong rollouts of equal reward: their advantages and key weights are 0; "
             "--reward-from correct takes the reward from the verdict"
         )
+    unequal = counts["groups_one_verdict_unequal_rewards"]
+    if unequal and not counts["groups_mixed"] and "correct" not in plan.mapping.columns:
+        options.warn(
+            f"no group holds right and wrong rollouts, so every key weight is 0, while rewards differ in {unequal} "
+            f"group(s): correct is reward > {options.correct_threshold:g}; set --correct-threshold, or name a verdict "
+            "with --map correct=COLUMN"
+        )
     if counts["groups_singleton"]:
         options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: nothing to compare it with")
     if options.strict and (totals.first_error or unknown or equal or counts["groups_singleton"]):
@@ -157,8 +164,7 @@ class _EosWatch:
 def default_output(inputs: list[str]) -> Path:
     """Return `<stem>.scored.parquet` beside a single file, `<dir>.scored.parquet` beside a directory."""
     if len(inputs) != 1 or inputs[0] == "-" or not Path(inputs[0]).exists():
-        if len(inputs) == 1 and inputs[0] != "-":
-            expand_inputs(inputs)  # says what is missing, if it is
+        expand_inputs([text for text in inputs if text != "-"])  # says what is missing, if it is
         raise InputError("several inputs, a pattern or standard input have no default output; name one with -o OUT")
     path = Path(inputs[0])
     if path.is_dir():

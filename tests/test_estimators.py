@@ -335,10 +335,16 @@ def test_dapo_standardises_the_shaped_rewards():
     assert found == pytest.approx([0, 0.5 / 0.500001, -0.5 / 0.500001])
 
 
-@pytest.mark.parametrize("buffer_length", [0, -1, 11])
+@pytest.mark.parametrize("buffer_length", [-1, 11])
 def test_dapo_refuses_a_buffer_outside_its_length(buffer_length):
-    with pytest.raises(KtaeError, match=f"buffer_length must lie between 1 and max_length 10, found {buffer_length}"):
+    with pytest.raises(KtaeError, match=f"buffer_length lies between 0 and max_length, found {buffer_length} and 10"):
         per_rollout(f"dapo(max_length=10,buffer_length={buffer_length})", B)
+
+
+def test_dapo_takes_a_fifth_of_the_length_as_its_buffer():
+    groups = [[rollout(range(9), 1), rollout([1], 1), rollout([1], 0)]]
+    # at 9 of 10 tokens, 8 of them free, half of the penalty: rewards .5, 1, 0
+    assert per_rollout("dapo(max_length=10)", groups) == pytest.approx([0, 0.5 / 0.500001, -0.5 / 0.500001])
 
 
 def test_dapo_keeps_groups_of_both_verdicts_only():

@@ -17,7 +17,7 @@ PACKAGE = Path(ktae_cli.__file__).parent
 
 FLOORS = (
     {"schema", "names", "errors", "tokens", "scale", "version", "catalogue", "tokenizer_file", "memory"},
-    {"readers", "writers", "batch", "inputs", "mapping", "rollouts", "partition"},
+    {"readers", "writers", "batch", "inputs", "mapping", "rollouts", "partition", "groups", "group_warnings"},
     {"stats"},
     {"estimators"},
     {"pipeline"},

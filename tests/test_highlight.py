@@ -95,7 +95,7 @@ def test_the_strongest_tokens_stand_with_counts_and_an_honest_line(small, bytes_
     assert re.search(r"-0\.600 +6/8 +1/8 +\+0\.68 +0\.31 +53  5\n", text)
     assert " 32  ·" not in text
     assert "not corrected for the 3 tokens tested." in text
-    assert "With 8 right and 8 wrong rollouts no p can be below 0.00016. One group can rarely show evidence" in text
+    assert "With 8 right and 8 wrong rollouts no p can be below 0.00016.\n" in text
 
 
 def test_with_colour_tokens_carry_the_background_of_the_scale(small, bytes_tokenizer):

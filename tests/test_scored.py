@@ -332,5 +332,5 @@ def test_a_token_table_of_another_run_or_none_is_not_used(tmp_path, scored):
 def test_unknown_ids_name_the_nearest():
     error = unknown_id("group", "step10/prompt-7", ["step10/prompt-1", "step10/prompt-77", "other"])
     assert isinstance(error, UnknownNameError)
-    assert str(error) == "no group 'step10/prompt-7'; nearest: step10/prompt-77, step10/prompt-1"
+    assert str(error) == "no group 'step10/prompt-7'; nearest: step10/prompt-77"
     assert str(unknown_id("group", "zz", ["a", "b"])) == "no group 'zz'; the first of 2: a, b"

@@ -57,6 +57,10 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
+def _one_line(message: str) -> str:
+    return " ".join(message.replace("Value error, ", "").split())
+
+
 def run(arguments: list[str]) -> int:
     """Run the command line and return the exit status."""
     try:
@@ -67,11 +71,11 @@ def run(arguments: list[str]) -> int:
         return status if isinstance(status, int) else 0
     except UsageError as error:
         where = error.ctx.command_path if error.ctx else "ktae"
-        say(f"error: {error.format_message()}")
+        say(f"error: {_one_line(error.format_message())}")
         say(f"try '{where} --help'")
         return 2
     except ClickException as error:
-        say(f"error: {error.format_message()}")
+        say(f"error: {_one_line(error.format_message())}")
         return 2
     except KtaeError as error:
         say(f"error: {error}")

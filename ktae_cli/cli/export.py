@@ -58,14 +58,13 @@ def export(
 def _notices(summary: dict[str, Any]) -> list[str]:
     lines = []
     if summary["rollouts"] and summary["without_prompt_ids"] == summary["rollouts"]:
-        lines.append("no prompt_ids in the file: input_ids holds the response alone")
+        lines.append("warning: no prompt_ids in the file: input_ids holds the response alone, not what it answers")
     elif summary["without_prompt_ids"]:
         lines.append(f"{summary['without_prompt_ids']} rollouts have no prompt_ids: their response alone")
     if summary["dropped"]:
         lines.append(f"{summary['dropped']} unscored rollouts left out (--null-advantages zero keeps them)")
     if summary["zeroed"]:
         lines.append(f"{summary['zeroed']} unscored rollouts written with advantages 0")
-    lines.append(
-        f"{summary['rollouts']} rollouts, {summary['tokens']} prompt and response tokens -> {summary['output']}"
-    )
+    what = "response" if summary["without_prompt_ids"] == summary["rollouts"] else "prompt and response"
+    lines.append(f"{summary['rollouts']} rollouts, {summary['tokens']} {what} tokens -> {summary['output']}")
     return lines

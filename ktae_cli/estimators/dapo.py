@@ -14,7 +14,7 @@ def dapo(
     batch: GroupBatch,
     *,
     max_length: int = 0,
-    buffer_length: int = 4096,
+    buffer_length: int = 0,
     penalty: float = 1.0,
     floor: bool = True,
     filter: bool = True,
@@ -26,6 +26,7 @@ def dapo(
     S_i = R_i + penalty * clip(((max_length - buffer_length) - T_i) / buffer_length, -1, 0), T_i the response's
     length in tokens; A_i = (S_i - mean S) / (std S + eps).
     `max_length=0` (the default) shapes nothing: the rollouts' length limit is the trainer's and not in the data.
+    `buffer_length=0` is a fifth of max_length, as the paper's 4096 of 20480.
     `floor=false` leaves the penalty unbounded below, as verl's overlong buffer does.
     `filter` (dynamic sampling): 0 in groups whose known verdicts are all right or all wrong.
 
@@ -48,12 +49,13 @@ def dapo(
 
 
 def shaped_rewards(
-    batch: GroupBatch, max_length: int = 0, buffer_length: int = 4096, penalty: float = 1.0, floor: bool = True, **_
+    batch: GroupBatch, max_length: int = 0, buffer_length: int = 0, penalty: float = 1.0, floor: bool = True, **_
 ) -> Tensor:
     """Return the rewards with the overlong penalty (n_rollouts,): 0 to max - buffer, -penalty at max."""
     if max_length == 0:
         return batch.rewards
-    if not 0 < buffer_length <= max_length:
-        raise KtaeError(f"dapo: buffer_length must lie between 1 and max_length {max_length}, found {buffer_length}")
+    if max_length < 0 or not 0 <= buffer_length <= max_length:
+        raise KtaeError(f"dapo: buffer_length lies between 0 and max_length, found {buffer_length} and {max_length}")
+    buffer_length = buffer_length or max(1, max_length // 5)
     over = ((max_length - buffer_length) - batch.lengths).to(torch.float64) / buffer_length
     return batch.rewards + penalty * over.clamp(min=-1.0 if floor else None, max=0.0)

@@ -44,10 +44,11 @@ def ktae(
     tests; `ktae_reference` emulates its float32 arithmetic, `ktae_paper` is the form of the paper's text.
     Right and wrong come from `correct`, the base from `reward`.
     Returns advantages and key_weight (n_tokens,) float32; |K| <= top, in the units of the base.
-    Degenerate: K = 0 in a group without both verdicts or with equal rewards, for a token present in the same share of
-    both sides (p = 1 and IG = 0, however often it occurs), for rollouts of unknown verdict, and off the mask. An empty
-    response counts as absence of every token. K depends on the id alone, not on the position, and most of one group's
-    K is chance: with tf=code a token seen on one side only comes out near +-top whatever its p.
+    Degenerate: K = 0 in a group without both verdicts or with equal rewards, for rollouts of unknown verdict, and off
+    the mask; with two_sided also for a token present in the same share of both sides (p = 1 and IG = 0, however often
+    it occurs; a point probability stays below 1). An empty response counts as absence of every token. K depends on the
+    id alone, not on the position, and most of one group's K is chance: with tf=code a token seen on one side only
+    comes out near +-top whatever its p.
     """
     return ktae_estimate(
         batch,

@@ -40,7 +40,8 @@ def ktae_paper(
     h3, k1 and b, the logarithm's base of IG, whether TF counts or frequencies are meant, and tf_eps (the paper divides
     without it). It differs from the released code in P, in the range (-1/2, 1/2) and in not dividing by alpha + beta.
     Returns advantages and key_weight (n_tokens,) float32, |K| <= top / 2.
-    Degenerate: as `ktae`.
+    Degenerate: as `ktae`, but a token present in the same share of both sides has P < 1 and keeps a weight through its
+    term frequency, unless it is in every rollout.
     """
     return ktae_estimate(
         batch,

@@ -1,10 +1,12 @@
 """Arrow access shared by all readers: dotted paths and list columns of every physical type."""
 
+import hashlib
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ktae_cli.errors import MissingColumnError
+from ktae_cli.errors import InputError, MissingColumnError
 
 
 def has_path(schema: pa.Schema, path: str) -> bool:
@@ -79,3 +81,23 @@ def list_values(array: pa.Array) -> pa.Array:
     if pa.types.is_null(array.type):
         return pa.array([], pa.null())
     return decode_dictionary(pc.list_flatten(array))
+
+
+def decoded(texts: pa.Array, what: str, where: str) -> list[str | None]:
+    """Return texts as Python strings; raise `InputError` where one is not UTF-8."""
+    try:
+        return texts.to_pylist()
+    except UnicodeDecodeError:
+        raise InputError(f"{where} or a row after it: {what} is not UTF-8 text; the file is damaged") from None
+
+
+def digests(array: pa.Array, path: str, where: str) -> pa.Array:
+    """Return the first 16 hex digits of the SHA-256 of each text, or of each list's ids as little-endian int32."""
+    if not is_list(array.type):
+        encoded = array.cast(pa.large_string()).dictionary_encode()
+        texts = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in decoded(encoded.dictionary, path, where)]
+        return pa.array(texts, pa.large_string()).take(encoded.indices)
+    flat = np.asarray(list_values(array).cast(pa.int64(), safe=False).fill_null(-1)).astype("<i4")
+    ends = np.cumsum(list_lengths(array)[0])
+    rows = np.split(flat, ends[:-1]) if len(ends) else []
+    return pa.array([hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in rows], pa.large_string())

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ktae_cli.errors import InputError, MissingColumnError, UnknownNameError
-from ktae_cli.inputs import expand_inputs
+from ktae_cli.inputs import TOKEN_TABLE_SUFFIX, expand_inputs
 from ktae_cli.mapping import fits
 from ktae_cli.readers.base import column_at, field_at, is_list, list_lengths, list_values, root_of
 from ktae_cli.readers.parquet import ParquetRollouts, row_group_batches, under_schema
@@ -198,6 +198,8 @@ def _metadata_of(file: pq.ParquetFile, path: Path) -> dict[str, Any]:
     except ValueError:
         metadata = None
     if not isinstance(metadata, dict) or "advantages" not in file.schema_arrow.names:
+        if path.name.endswith(TOKEN_TABLE_SUFFIX):
+            raise InputError(f"{path.name} is a token table; give the scored file that it belongs to")
         raise InputError(f"{path.name} is not a scored file; run: ktae score {path}")
     if int(metadata.get("schema_version", 0)) > SCHEMA_VERSION:
         found = metadata["schema_version"]
@@ -323,7 +325,8 @@ def token_rows(path: Path, group_id: str, spec: str, count: int) -> tuple[list[d
 
 def unknown_id(what: str, name: str, known: Sequence[str]) -> UnknownNameError:
     """Build the error for an id that the file does not hold; it names the nearest ones."""
-    near = get_close_matches(name, [other for other in known[:20000] if other], 3, 0.5)
+    near = [other for other in known if name and other.startswith(name)][:3]
+    near = near or get_close_matches(name, [other for other in known[:20000] if other], 3, 0.5)
     near = near or [other for other in known if name and name in other][:3]
     hint = f"nearest: {', '.join(near)}" if near else f"the first of {len(known)}: {', '.join(known[:3])}"
     return UnknownNameError(f"no {what} {name!r}; {hint}")

@@ -177,7 +177,8 @@ def split_breaks(text: str, marked: bool) -> tuple[str, str]:
 
 def _key_token_lines(view: GroupView, colored: bool) -> Iterator[Text]:
     yield Text(f"Strongest tokens of this group ({view.key_spec})", style=BOLD)
-    yield Text("key weight  in right  in wrong  effect        p  token id  token", style=DIM)
+    p = "P(table)" if view.p_is_point else "p"
+    yield Text(f"key weight  in right  in wrong  effect {p:>8}  token id  token", style=DIM)
     limit = view.limit if view.column.startswith("key_weight") else max(abs(t.key_weight) for t in view.key_tokens)
     for token in view.key_tokens:
         yield _key_token_line(token, limit, colored)
@@ -197,16 +198,19 @@ def _key_token_line(token: KeyToken, limit: float, colored: bool) -> Text:
 def evidence_lines(view: GroupView) -> list[str]:
     """Say what the p-values of one group can and cannot show."""
     first, tested = view.key_tokens[0], _count(view.tokens_tested, "token")
-    line = f"p is for one token in this one group, not corrected for the {tested} tested."
-    weight = "A weight near ±1 is no evidence by itself: look at the counts and at p."
+    lines = ["A large weight is no evidence by itself: look at the counts and at p."]
+    if view.leaves_out_itself:
+        lines = ["The table weighs with the whole group, the text of a rollout with the others alone.", *lines]
+    p = "P(table) is the probability of the counts by chance, smaller than a p-value," if view.p_is_point else "p is"
+    lines.append(f"{p} for one token in this one group, not corrected for the {tested} tested.")
     if view.smallest_p is None:
-        return [weight, line]
+        return lines
     sides = (
         f"With {first.n_correct} right and {first.n_incorrect} wrong rollouts no p can be below {view.smallest_p:.2g}"
     )
     if view.smallest_p * view.tokens_tested > 0.05:
-        return [weight, line, f"{sides}, so none can survive that correction: pool many groups for evidence."]
-    return [weight, line, f"{sides}. One group can rarely show evidence: pool many groups for that."]
+        return [*lines, f"{sides}, so none can survive that correction."]
+    return [*lines, f"{sides}.", "One group alone can rarely show evidence."]
 
 
 def _count(number: int, noun: str) -> str:

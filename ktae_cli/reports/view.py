@@ -105,6 +105,8 @@ class GroupView:
     key_spec: str = ""
     tokens_tested: int = 0
     smallest_p: float | None = None
+    p_is_point: bool = False
+    leaves_out_itself: bool = False
     other_groups: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -148,6 +150,11 @@ def view_group(scored: ScoredFile, choice: Choice, decoder: Decoder, decoder_not
     limit = limit_of(_values(scored, choice.column, rows[:ROWS_FOR_LIMIT]))
     rollouts = _rollout_views(scored, index, trajectories, shown, choice, decoder, SHARE_OF_LIMIT * limit)
     tokens, key_spec, tested = _key_tokens(scored, index.groups[group], choice.column, decoder, notices)
+    parameters = _parameters(scored, key_spec)
+    point = parameters.get("fisher") == "point"
+    foreign = _ids_without_text(rollouts, decoder)
+    if foreign:
+        notices.append(f"{foreign} of the tokens shown are not in the tokenizer: is it the one of this model?")
     return GroupView(
         file=scored.path.name,
         group_id=index.groups[group],
@@ -163,9 +170,9 @@ def view_group(scored: ScoredFile, choice: Choice, decoder: Decoder, decoder_not
         key_tokens=tokens,
         key_spec=key_spec,
         tokens_tested=tested,
-        smallest_p=smallest_p(tokens[0].n_correct, tokens[0].n_incorrect, _is_point(scored, key_spec))
-        if tokens
-        else None,
+        smallest_p=smallest_p(tokens[0].n_correct, tokens[0].n_incorrect, point) if tokens else None,
+        p_is_point=point,
+        leaves_out_itself=bool(parameters.get("loo")),
         other_groups=_other_groups(index, group) if choice.group is None and choice.rollout is None else [],
         notices=notices,
     )
@@ -374,9 +381,16 @@ def _key_tokens(
     return tokens, rows[0]["spec"] if rows else "", tested
 
 
-def _is_point(scored: ScoredFile, spec: str) -> bool:
-    parameters = next((e.get("parameters") or {} for e in scored.estimators if e["spec"] == spec), {})
-    return parameters.get("fisher") == "point"
+def _parameters(scored: ScoredFile, spec: str) -> dict[str, Any]:
+    return next((e.get("parameters") or {} for e in scored.estimators if e["spec"] == spec), {})
+
+
+def _ids_without_text(rollouts: list[RolloutView], decoder: Decoder) -> int:
+    """Count the tokens shown that a tokenizer does not know; 0 without a tokenizer."""
+    if not hasattr(decoder, "tokenizer"):
+        return 0
+    segments = [segment for rollout in rollouts for segment in rollout.segments]
+    return sum(piece.kind == "id" for segment in segments for piece in segment.pieces)
 
 
 def smallest_p(n_right: int, n_wrong: int, point: bool = False) -> float | None:

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from ktae_cli.groups import GroupIndex
 from ktae_cli.mapping import Mapping
 from ktae_cli.memory import release_freed_memory
 from ktae_cli.names import Spec
-from ktae_cli.partition import Chunker, GroupIndex, Spill
+from ktae_cli.partition import Chunker, Spill
 from ktae_cli.pipeline import ScoredRows, column_plan, score_rows
 from ktae_cli.rollouts import ReadOptions, Rollouts, read_rollouts, roots_to_read
 
