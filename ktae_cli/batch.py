@@ -86,4 +86,4 @@ class GroupBatch:
     def spread(self, per_rollout: Tensor) -> Tensor:
         """Repeat a value per rollout over its tokens: (n_rollouts,) -> (n_tokens,) float32, 0 off the mask."""
         values = torch.repeat_interleave(per_rollout.to(torch.float32), self.lengths, output_size=len(self.token_ids))
-        return values if self.response_mask is None else values * self.response_mask
+        return values if self.response_mask is None else torch.where(self.response_mask, values, 0.0)

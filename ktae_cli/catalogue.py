@@ -6,7 +6,6 @@ defaults and, for estimators, the arguments of the `@estimator(...)` decorator a
 
 import ast
 import difflib
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +16,7 @@ from ktae_cli.errors import KtaeError, UnknownNameError
 from ktae_cli.names import Spec, parse_spec, print_value
 
 _ROOT = Path(__file__).parent
+_LARGEST_FLOAT = 1e30  # larger ones leave the range of float32 results
 _LARGEST_INT = 2**31 - 1
 
 Ids = str | int | tuple[int, ...]
@@ -34,7 +34,7 @@ class Parameter:
 
     def accept(self, value: Any, owner: str) -> Any:
         """Return the value in this parameter's type, or raise `KtaeError` that says what is allowed."""
-        if self.kind == "float" and type(value) in (int, float) and abs(value) <= sys.float_info.max:
+        if self.kind == "float" and type(value) in (int, float) and abs(value) <= _LARGEST_FLOAT:
             return float(value)
         if self.kind == "int" and type(value) is int and abs(value) <= _LARGEST_INT:
             return value
@@ -49,7 +49,7 @@ class Parameter:
         allowed = {
             "Ids": "none, eos or token ids joined by +",
             "Spec": "a rollout-level estimator",
-            "float": "a finite number",
+            "float": "a number up to 1e30",
             "int": "a whole number of at most 32 bits",
             "bool": "true or false",
         }

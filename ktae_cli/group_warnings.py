@@ -53,7 +53,8 @@ def _rollout_ids(codes: np.ndarray, hashes: np.ndarray) -> tuple[int, np.ndarray
     same_group = codes[order][1:] == codes[order][:-1]
     first = np.ones(len(codes), bool)
     first[order[1:][same_id & same_group]] = False
-    return int(np.count_nonzero(same_id & ~same_group)), first
+    shared = np.unique(hashes[order][1:][same_id & ~same_group])
+    return len(shared), first
 
 
 def _values_in_groups(index, batches: Batches, schema: pa.Schema, path: str, counted: np.ndarray):

@@ -75,4 +75,8 @@ def open_rollouts(inputs: list[str], scratch: str) -> ParquetRollouts:
         if path.resolve() in seen:
             raise InputError(f"{path}: given twice; its rollouts would count twice")
         seen.add(path.resolve())
-    return ParquetRollouts(paths)
+    source = ParquetRollouts(paths)
+    twice = source.scored_from_each_other()
+    if twice:
+        raise InputError(f"{twice[0]}: was scored from {twice[1]}, which is an input too; leave one of them out")
+    return source

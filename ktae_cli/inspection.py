@@ -4,14 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ktae_cli.catalogue import names, needs
 from ktae_cli.errors import KtaeError
 from ktae_cli.groups import scan_groups
-from ktae_cli.mapping import Mapping, resolve_mapping
+from ktae_cli.mapping import Mapping, fits, resolve_mapping
 from ktae_cli.names import Spec
-from ktae_cli.readers.base import column_at, list_lengths, root_of
+from ktae_cli.readers.base import column_at, decoded, list_lengths, root_of
 from ktae_cli.rollouts import ReadOptions, RowErrors, reward_and_verdict, was_truncated
+from ktae_cli.schema import BY_NAME
 
 
 @dataclass
@@ -21,12 +23,14 @@ class Rows:
     reward: list[np.ndarray] = field(default_factory=list)
     correct: list[np.ndarray] = field(default_factory=list)
     length: list[np.ndarray] = field(default_factory=list)
+    rollout: list[np.ndarray] = field(default_factory=list)
+    """A hash of each rollout_id; rows without an id have hashes of their own."""
     truncated: int = 0
     unreadable: str = ""
 
 
 def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], threshold: float) -> dict[str, Any]:
-    """Read an input once and return its facts; a missing group, reward or id column is a fact, not an error."""
+    """Read an input once and return its facts; a missing or unfit column is a fact, not an error."""
     mapping, problem = _mapping(source, overrides, group_by)
     facts: dict[str, Any] = {"rollouts": source.n_rows, "columns": dict(mapping.columns), "problem": problem}
     used = {path.partition(".")[0] for path in (*mapping.columns.values(), *mapping.group_key)}
@@ -38,8 +42,8 @@ def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], thr
     facts["verdict_unknown"] = int((correct < 0).sum())
     facts["truncated"] = rows.truncated if "finish_reason" in mapping.columns else None
     facts["unreadable"] = rows.unreadable
-    if rows.reward:
-        reward = np.concatenate(rows.reward)
+    reward = np.concatenate(rows.reward) if rows.reward else None
+    if reward is not None:
         known = reward[~np.isnan(reward)]
         facts["unscored"] = int(np.isnan(reward).sum())
         values, counts = np.unique(known, return_counts=True)
@@ -49,7 +53,9 @@ def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], thr
         facts |= _lengths(np.concatenate(rows.length or [np.zeros(0, np.int64)]), correct)
     if mapping.group_key:
         index = scan_groups(source.batches, source.schema, mapping, source.place)
-        facts |= _groups(index.codes, index.sizes, correct)
+        rollout = np.concatenate(rows.rollout) if rows.rollout else np.arange(source.n_rows)
+        scored = np.ones(source.n_rows, bool) if reward is None else ~np.isnan(reward)
+        facts |= _groups(*_trajectories(index.codes, rollout, scored, correct), n_groups=len(index.keys))
         facts["contiguous"], facts["warnings"] = index.contiguous, list(index.warnings)
     have = set(mapping.columns) | ({"reward"} if "correct" in mapping.columns else set())
     facts["problem"] = problem or _what_is_missing(mapping, have)
@@ -79,12 +85,23 @@ def _mapping(source, overrides: dict[str, str], group_by: list[str]) -> tuple[Ma
     except KtaeError as error:
         if overrides or group_by:
             raise
-        fallback = resolve_mapping(source.schema, {}, [source.schema.names[0]]) if source.schema.names else None
-        return Mapping(fallback.columns if fallback else {}, ()), str(error)
+        return _usable_mapping(source.schema), str(error)
+
+
+def _usable_mapping(schema: pa.Schema) -> Mapping:
+    """Return what can be mapped without the columns of unfit type, and without a group key where there is none."""
+    fit = [f for f in schema if f.name not in BY_NAME or fits(f.type, BY_NAME[f.name].dtype)]
+    if not fit:
+        return Mapping({}, ())
+    try:
+        return resolve_mapping(pa.schema(fit))
+    except KtaeError:
+        return Mapping(resolve_mapping(pa.schema(fit), {}, [fit[0].name]).columns, ())
 
 
 def _read(source, mapping: Mapping, options: ReadOptions) -> Rows:
-    wanted = [n for n in ("reward", "correct", "response_ids", "finish_reason") if n in mapping.columns]
+    looked_at = ("rollout_id", "reward", "correct", "response_ids", "finish_reason")
+    wanted = [name for name in looked_at if name in mapping.columns]
     roots = list(dict.fromkeys(root_of(source.schema, mapping.columns[name]) for name in wanted))
     rows, first = Rows(), 0
     for batch in source.batches(roots) if roots else ():
@@ -92,10 +109,14 @@ def _read(source, mapping: Mapping, options: ReadOptions) -> Rows:
         errors = RowErrors(len(batch), lambda i, at=first: source.place(at + i), options.on_error)
         if "reward" in column or "correct" in column:
             reward, correct = reward_and_verdict(column, options, errors)
-            rows.reward.append(reward)
-            rows.correct.append(correct)
+            rows.reward.append(np.where(errors.bad, np.nan, reward))
+            rows.correct.append(np.where(errors.bad, -1, correct).astype(np.int8))
         if "response_ids" in column:
             rows.length.append(list_lengths(column["response_ids"])[0])
+        if "rollout_id" in column:
+            texts = decoded(column["rollout_id"].cast(pa.large_string()), "rollout_id", source.place(first))
+            hashes = [hash((first, i) if text is None else text) for i, text in enumerate(texts)]
+            rows.rollout.append(np.array(hashes, np.int64))
         rows.truncated += int(was_truncated(column.get("finish_reason"), len(batch)).sum())
         rows.unreadable = rows.unreadable or errors.first
         first += len(batch)
@@ -118,10 +139,25 @@ def _lengths(length: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _groups(codes: np.ndarray, sizes: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
-    right = np.bincount(codes[correct == 1], minlength=len(sizes))
-    wrong = np.bincount(codes[correct == 0], minlength=len(sizes))
-    alone = sizes == 1
+def _trajectories(
+    codes: np.ndarray, rollout: np.ndarray, scored: np.ndarray, correct: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Join the rows of a group that share a rollout_id, as `score` does.
+
+    Return for each trajectory its group, whether a reward is known, and the verdict of its first part with a reward.
+    """
+    order = np.lexsort((np.arange(len(codes)), ~scored, rollout, codes))
+    same = (np.diff(codes[order]) == 0) & (np.diff(rollout[order]) == 0)
+    first = order[np.concatenate(([True], ~same))[: len(order)]]
+    return codes[first], scored[first], correct[first]
+
+
+def _groups(codes: np.ndarray, scored: np.ndarray, correct: np.ndarray, n_groups: int) -> dict[str, Any]:
+    """Count groups by the verdicts of their trajectories with a reward; `group_sizes` counts all trajectories."""
+    sizes = np.bincount(codes, minlength=n_groups)
+    right = np.bincount(codes[scored & (correct == 1)], minlength=n_groups)
+    wrong = np.bincount(codes[scored & (correct == 0)], minlength=n_groups)
+    alone = np.bincount(codes[scored], minlength=n_groups) == 1
     values, counts = np.unique(sizes, return_counts=True)
     rate = right / np.maximum(right + wrong, 1)
     return {

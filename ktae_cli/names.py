@@ -80,7 +80,7 @@ class _Parser:
         return match and match.group()
 
     def literal(self, character: str) -> bool:
-        if self.rest().startswith(character):
+        if self.compact.startswith(character, self.at):
             self.at += 1
             return True
         return False

@@ -12,8 +12,6 @@ from ktae_cli.estimators.base import estimate, moments_of
 from ktae_cli.names import Spec
 from ktae_cli.rollouts import Rollouts
 
-GROUP_KINDS = ("groups_mixed", "groups_all_correct", "groups_all_wrong", "groups_singleton", "groups_unknown")
-
 
 @dataclass(frozen=True)
 class ScoredRows:
@@ -63,7 +61,10 @@ def score_rows(
     for name, (spec, result) in plan.items():
         found = estimates[spec]
         values = found.advantages if result == "advantages" else found.columns[result]
-        columns[name] = layout.to_rows(values.cpu().numpy())
+        flat = values.cpu().numpy()
+        if not np.isfinite(flat).all():
+            raise InputError(f"{spec} gives values that are not finite: its parameters or the rewards are too large")
+        columns[name] = layout.to_rows(flat)
     tokens = []
     if want_tokens:
         group_of = rows.group[layout.order[layout.first_row]]

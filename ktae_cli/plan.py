@@ -14,7 +14,7 @@ from ktae_cli.mapping import Mapping, fits, resolve_mapping
 from ktae_cli.names import Spec
 from ktae_cli.pipeline import column_plan, parse_specs
 from ktae_cli.readers._retokenized import RetokenizedRollouts
-from ktae_cli.rollouts import ReadOptions
+from ktae_cli.rollouts import MAX_ID, ReadOptions
 from ktae_cli.schema import BY_NAME, is_score_column
 from ktae_cli.tokenizer_file import end_of_text_ids
 from ktae_cli.tokens import choose_decoder
@@ -77,6 +77,8 @@ def make_plan(source, options: ScoreOptions) -> Plan:
         raise InputError(f"{_name_of(source)}: no rollouts (0 rows)")
     if not np.isfinite(options.correct_threshold):
         raise InputError(f"--correct-threshold takes a finite number, found {options.correct_threshold}")
+    if any(not 0 <= token_id <= MAX_ID for token_id in options.eos_ids):
+        raise InputError(f"--eos-id takes a token id between 0 and {MAX_ID}, found {max(options.eos_ids)}")
     specs = parse_specs(list(options.estimators))
     mapping = resolve_mapping(source.schema, options.map, list(options.group_by))
     source, mapping = _with_token_ids(source, mapping, options, warn)

@@ -13,6 +13,8 @@ from ktae_cli.readers.base import column_at, list_lengths, list_values, root_of
 from ktae_cli.schema import COLUMNS
 
 MAX_ID = 2**31 - 1
+MAX_REWARD = 1e30
+"""Larger rewards leave the range of float32 advantages."""
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 
 
@@ -105,7 +107,7 @@ def read_rollouts(
     if options.truncated == "mask" and truncated.any():
         masks = (np.ones(len(ids), bool) if masks is None else masks) & ~np.repeat(truncated, lengths)
     trajectory = column["rollout_id"].cast(pa.string()).to_numpy(False) if "rollout_id" in column else None
-    step = np.asarray(column["step"].cast(pa.int64()).fill_null(-1)) if "step" in column else None
+    step = np.asarray(column["step"].cast(pa.int64(), safe=False).fill_null(-1)) if "step" in column else None
     scored = ~np.isnan(reward) & ~errors.bad
     rows = Rollouts(
         group, reward, correct, scored, lengths, ids, masks, trajectory, step, token_columns,
@@ -236,7 +238,10 @@ def reward_and_verdict(
         errors.add(odd, lambda row: f"correct is {verdict[row]:g}, expected true, false or null")
     if reward is None or options.reward_from == "correct":
         reward = verdict.copy()
-    errors.add(np.isinf(reward), lambda row: f"reward is {reward[row]}, expected a finite number")
+    errors.add(
+        np.abs(reward) > MAX_REWARD,
+        lambda row: f"reward is {reward[row]:g}, beyond what float32 advantages hold",
+    )
     if verdict is None:
         verdict = np.where(np.isnan(reward), np.nan, reward > options.correct_threshold)
     correct = np.where(np.isin(verdict, (0.0, 1.0)), verdict, -1).astype(np.int8)

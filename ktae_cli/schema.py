@@ -63,23 +63,6 @@ UID_COLUMNS = ("group_id", "uid")
 SCORE_COLUMNS = ("advantages", "key_weight")
 SCORE_PREFIXES = ("adv_", "key_weight_", "ratio_", "grad_weight_", "loss_weight_", "kl_", "mask_", "kl_mask_")
 
-TOKEN_TABLE_COLUMNS = (
-    "group_id",
-    "token_id",
-    "token",
-    "spec",
-    "key_weight",
-    "effect",
-    "p_value",
-    "information_gain",
-    "correct_with",
-    "incorrect_with",
-    "n_correct",
-    "n_incorrect",
-    "tf_correct",
-    "tf_incorrect",
-)
-
 
 def is_score_column(name: str) -> bool:
     """Tell whether `score` may write a column of this name."""

@@ -86,7 +86,7 @@ def _with_tokens(plan: Plan) -> list[Spec]:
 def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens) -> dict[str, int]:
     job = Job(
         plan.source, plan.mapping, plan.index, plan.specs, plan.read, pick_device(options.device), options.jobs,
-        plan.eos_ids, write_tokens is not None, _Progress(plan.kept_rows, options.progress),
+        plan.eos_ids, write_tokens is not None or bool(plan.eos_ids), _Progress(plan.kept_rows, options.progress),
     )  # fmt: skip
     eos = _EosWatch(plan.eos_ids)
     text_of = plan.decoder.token_text if hasattr(plan.decoder, "tokenizer") else None
@@ -101,8 +101,25 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
     if tokens:
         tokens.flush()
     counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, *_NOTED)}
-    if totals.first_error:
-        options.warn(f"{counts['skipped']} row(s) left unscored, the first: {totals.first_error}")
+    _speak_of(counts, totals.first_error, plan, options)
+    if eos.groups * 10 > max(counts["groups_mixed"], 1):
+        options.notice(
+            f"the end-of-text id is among the ten strongest tokens of {eos.groups} of {counts['groups_mixed']} "
+            "mixed groups: it marks who finished, not what was written; ktae(zero_ids=eos) takes its weight away"
+        )
+    return counts
+
+
+def _speak_of(counts: dict[str, int], first_error: str, plan: Plan, options: ScoreOptions) -> None:
+    """Warn of what the counts show; under --strict raise `InputError` with the first warning."""
+    warned: list[str] = []
+
+    def warn(text: str) -> None:
+        warned.append(text)
+        options.warn(text)
+
+    if first_error:
+        warn(f"{counts['skipped']} row(s) left unscored, the first: {first_error}")
     if counts["without_tokens"]:
         options.notice(
             f"{counts['without_tokens']} row(s) have no token of the policy (empty or masked): "
@@ -110,30 +127,24 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
         )
     unknown = counts["unscored"] - counts["skipped"]
     if unknown:
-        options.warn(f"{unknown} row(s) have no reward: their advantages are null, and they are in no statistic")
+        warn(f"{unknown} row(s) have no reward: their advantages are null, and they are in no statistic")
     equal = counts["groups_mixed_equal_rewards"]
     if equal:
-        options.warn(
+        warn(
             f"{equal} group(s) hold right and wrong rollouts of equal reward: their advantages and key weights are 0; "
             "--reward-from correct takes the reward from the verdict"
         )
     unequal = counts["groups_one_verdict_unequal_rewards"]
     if unequal and not counts["groups_mixed"] and "correct" not in plan.mapping.columns:
-        options.warn(
+        warn(
             f"no group holds right and wrong rollouts, so every key weight is 0, while rewards differ in {unequal} "
             f"group(s): correct is reward > {options.correct_threshold:g}; set --correct-threshold, or name a verdict "
             "with --map correct=COLUMN"
         )
     if counts["groups_singleton"]:
-        options.warn(f"{counts['groups_singleton']} group(s) hold one rollout: nothing to compare it with")
-    if options.strict and (totals.first_error or unknown or equal or counts["groups_singleton"]):
-        raise InputError("--strict: the warnings above stop the run; nothing is written")
-    if eos.groups * 10 > max(counts["groups_mixed"], 1):
-        options.notice(
-            f"the end-of-text id is among the ten strongest tokens of {eos.groups} of {counts['groups_mixed']} "
-            "mixed groups: it marks who finished, not what was written; ktae(zero_ids=eos) takes its weight away"
-        )
-    return counts
+        warn(f"{counts['groups_singleton']} group(s) hold one rollout: nothing to compare it with")
+    if options.strict and warned:
+        raise InputError(f"--strict, nothing is written: {warned[0]}")
 
 
 class _Progress:
@@ -168,6 +179,8 @@ def default_output(inputs: list[str]) -> Path:
         raise InputError("several inputs, a pattern or standard input have no default output; name one with -o OUT")
     path = Path(inputs[0])
     if path.is_dir():
+        if not path.resolve().name:
+            raise InputError(f"{path}: has no name to derive the output's from; name one with -o OUT")
         return path.resolve().with_name(f"{path.resolve().name}.scored.parquet")
     return path.with_name(f"{path.name.removesuffix('.parquet')}.scored.parquet")
 

@@ -63,7 +63,7 @@ def choose_decoder(
 
 
 def load_tokenizer(path: Path) -> Decoder:
-    """Return the decoder of a tokenizer.json, or of the one in a directory; raise PrerequisiteError without one."""
+    """Read a tokenizer.json; raise PrerequisiteError where there is none or it cannot be read."""
     tokenizer = open_tokenizer(path)
     steps = _decoder_steps(tokenizer)
     kinds = {step["type"] for step in steps}

@@ -22,7 +22,7 @@ from ktae_cli.exports.base import ALIGNMENT, Layout, read_rows
 from ktae_cli.exports.jsonl import jsonl
 from ktae_cli.readers import parquet as parquet_module
 from ktae_cli.readers.scored import ScoredFile
-from tests.test_scored import FLOATS, INTS, ROWS, TYPES, write_added, write_scored
+from tests.test_scored import FLOATS, INTS, ROWS, TYPES, broken_text, write_added, write_scored
 
 app = typer.Typer()
 app.command()(export)
@@ -96,6 +96,61 @@ def test_unscored_rows_can_be_kept_with_zeros(full, target):
     result = run(full, "--to", target, "--null-advantages", "zero")
     assert read(full.parent / f"x.export.{target}") == [EXPECTED[0], ZEROED, *EXPECTED[1:]]
     assert "1 unscored rollouts written with advantages 0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rewards", "expected"),
+    [
+        (pa.string(), ["true", None, " 1.0 ", "0.25"], [1.0, 1.0, 0.25]),
+        (pa.int64(), [2**53 + 1, None, 0, -3], [2.0**53, 0.0, -3.0]),
+        (pa.bool_(), [True, None, False, True], [1.0, 0.0, 1.0]),
+    ],
+)
+def test_rewards_of_every_readable_type_are_numbers(tmp_path, dtype, rewards, expected):
+    rows = [row | {"reward": reward} for row, reward in zip(FULL_ROWS, rewards, strict=True)]
+    path = write_scored(tmp_path / "x.scored.parquet", rows, FULL_TYPES | {"reward": dtype})
+    run(path, "--to", "parquet")
+    assert pq.read_table(tmp_path / "x.export.parquet")["reward"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "expected"),
+    [
+        (pa.int64(), [2**53 + 1, 0, None, 7], [2**53 + 1, None, 7]),
+        (pa.float64(), [1.0, 0.0, None, 7.0], [1, None, 7]),
+        (pa.string(), [" 1 ", "0", None, "7.0"], [1, None, 7]),
+    ],
+)
+def test_steps_stay_whole_numbers(tmp_path, dtype, steps, expected):
+    rows = [row | {"step": step} for row, step in zip(FULL_ROWS, steps, strict=True)]
+    run(write_scored(tmp_path / "x.scored.parquet", rows, FULL_TYPES | {"step": dtype}), "--to", "parquet")
+    assert pq.read_table(tmp_path / "x.export.parquet")["step"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(pa.float64(), 7.5), (pa.uint64(), 2**63)])
+def test_step_that_is_no_whole_number_is_refused(tmp_path, dtype, step):
+    rows = [row | {"step": step} for row in FULL_ROWS]
+    path = write_scored(tmp_path / "x.scored.parquet", rows, FULL_TYPES | {"step": dtype})
+    with pytest.raises(InputError, match=r"row 0 \(rollout a\): step is "):
+        list(read_rows(ScoredFile(path), "advantages", "drop"))
+
+
+def test_ids_that_are_not_text_are_refused(full):
+    path = broken_text(full, "rollout_id", [b"a", b"b", b"\xff", b"d"])
+    with pytest.raises(InputError, match="rollout_id is not UTF-8 text; the file is damaged"):
+        list(read_rows(ScoredFile(path), "advantages", "drop"))
+
+
+@pytest.mark.parametrize(("truncated", "masks"), [("mask", [[0] * 5, [0], [0, 1, 1]]), ("keep", None)])
+def test_responses_masked_for_their_length_are_off_the_loss(tmp_path, truncated, masks):
+    reasons = ["length", "length", "stop", None]
+    rows = [row | {"finish_reason": reason} for row, reason in zip(FULL_ROWS, reasons, strict=True)]
+    rows[3]["prompt_ids"] = [9]
+    types = FULL_TYPES | {"finish_reason": pa.string()}
+    path = write_scored(tmp_path / "x.scored.parquet", rows, types, truncated=truncated)
+    run(path, "--to", "parquet")
+    found = pq.read_table(tmp_path / "x.export.parquet")["loss_mask"].to_pylist()
+    assert found == (masks or [[0, 0, 1, 0, 1], [0], [0, 1, 1]])
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 150])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from ktae_cli.readers.scored import ScoredFile
 from ktae_cli.reports.terminal import console_for, print_view, split_breaks
 from ktae_cli.reports.view import Choice, DrawnPiece, cut, shorten, smallest_p, view_group
 from ktae_cli.tokens import byte_alphabet, choose_decoder
-from tests.test_scored import ROWS, TYPES, token_row, write_added, write_scored
+from tests.rollout_files import command
+from tests.test_scored import ROWS, TYPES, broken_text, token_row, write_added, write_scored
 
 app = typer.Typer()
 app.command()(highlight)
@@ -154,6 +156,33 @@ def test_parts_of_one_trajectory_count_once_and_are_shown_together(tmp_path):
     assert view["counts"]["right"] == 1
     assert [(r["rollout_id"], r["part"]) for r in view["rollouts"]] == [("a", "1 of 2"), ("a", "2 of 2"), ("b", "")]
     assert view["rollouts_left_out"] == 0
+
+
+def test_verdict_of_a_trajectory_is_the_first_that_is_known(tmp_path):
+    rows = [rollout("a", "x", {"x": 0.5}), rollout("b", "y", {"y": -0.1}, right=False), rollout("a", "z", {})]
+    rows[0] |= {"reward": None, "correct": None}
+    view = json.loads(run(write_scored(tmp_path / "x.scored.parquet", rows, TYPES), "--json").stdout)
+    assert view["counts"] == {"right": 1, "wrong": 1, "unknown": 0, "unscored": 0}
+    shown = [(r["rollout_id"], r["part"], r["verdict"], r["reward"]) for r in view["rollouts"]]
+    assert shown == [("a", "1 of 2", "right", None), ("a", "2 of 2", "right", 1.0), ("b", "", "wrong", 0.0)]
+
+
+def test_rows_without_a_rollout_id_stand_for_themselves(tmp_path):
+    rows = [rollout(None, "x", {"x": 0.5}), rollout("None", "y", {"y": -0.1}, right=False), rollout(None, "z", {})]
+    view = json.loads(run(write_scored(tmp_path / "x.scored.parquet", rows, TYPES), "--json").stdout)
+    assert view["counts"] == {"right": 2, "wrong": 1, "unknown": 0, "unscored": 0}
+    shown = [(r["rollout_id"], r["part"], r["verdict"]) for r in view["rollouts"]]
+    assert shown == [("row 0", "", "right"), ("row 2", "", "right"), ("None", "", "wrong")]
+
+
+def test_text_that_is_not_utf_8_is_shown_with_replacement_characters(tmp_path):
+    rows = [rollout("a", "xy", {"x": 0.5}), rollout("b", "yx", {"y": -0.1}, right=False)]
+    rows = [row | {"response_tokens": ["x", "y"]} for row in rows]
+    path = write_scored(tmp_path / "x.scored.parquet", rows, TYPES | {"response_tokens": pa.list_(pa.string())})
+    broken_text(path, "prompt", [b"2+\xff2", b"2+\xff2"])
+    broken_text(path, "response_tokens", [[b"k\xff", b"y"], [b"y", b"x"]])
+    text = run(path).stdout
+    assert "prompt  2+�2\n" in text and "\nk�[+0.50]y\n" in text
 
 
 def test_model_text_never_reaches_the_terminal_raw(tmp_path, bytes_tokenizer):
@@ -303,10 +332,20 @@ def test_a_missing_token_table_is_one_notice_and_the_rest_is_drawn(tmp_path):
     path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES)
     result = run(path)
     assert result.stderr == (
-        "x.scored.parquet was written without a token table: the strongest tokens of the group are left out\n"
+        "the strongest tokens of the group are left out: x.scored.parquet was written without a token table; "
+        "score again to have one\n"
     )
     assert "⟨2⟩[+0.50]" in result.stdout
     assert run(path, "-q").stderr == ""
+
+
+def test_a_lost_token_table_is_named_with_its_place_and_the_remedy(tmp_path):
+    path = write_scored(tmp_path / "x.scored.parquet", ROWS, TYPES, tokens=[token_row("p1", 2, 0.5)])
+    (tmp_path / "x.scored.tokens.parquet").unlink()
+    assert run(path).stderr == (
+        f"the strongest tokens of the group are left out: no file {tmp_path / 'x.scored.tokens.parquet'}; "
+        "put the token table there, or score again\n"
+    )
 
 
 def test_a_file_without_mixed_groups_says_so(tmp_path):
@@ -371,9 +410,11 @@ def test_console_for_a_pipe_writes_plain_lines():
 
 
 def test_stdout_that_cannot_encode_a_sign_gets_an_escape(small, bytes_tokenizer):
-    result = CliRunner(charset="ascii").invoke(app, [str(small), "--tokenizer", str(bytes_tokenizer)])
-    assert result.exit_code == 0, result.exception
-    assert b"\\u2713 right" in result.stdout_bytes
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    process = command("highlight", small, "--tokenizer", bytes_tokenizer, env=ascii_only)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "\\u2713 right" in out
 
 
 def test_a_file_without_prompts_has_no_prompt_line(tmp_path):

@@ -147,3 +147,49 @@ def test_bad_options_exit_2(tmp_path, capsys, options):
 
 def test_missing_file_exits_2(tmp_path, capsys):
     assert "none.parquet: no such file" in refusal(capsys, tmp_path, "inspect", tmp_path / "none.parquet")
+
+
+def test_infinite_rewards_are_bad_rows_and_the_json_stays_valid(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", four(reward=[1.0, float("inf"), float("-inf"), 0.0]))
+    assert ktae("inspect", path, "--json") == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["reward_values"] == {"0.0": 1, "1.0": 1} and found["reward_range"] == [0.0, 1.0]
+    assert (found["unscored"], found["verdict_unknown"], found["pass_rate"]) == (2, 2, 0.5)
+    assert "row 1: reward is inf" in found["unreadable"]
+
+
+def test_names_cannot_act_on_the_terminal(tmp_path, capsys):
+    name = "a\x1b]0;title\x07\u202eb\nc"
+    path = write(tmp_path / "in\x1b[31m.parquet", four(**{name: [1] * 4, "reward": ["1", "0", "bad", "0"]}))
+    for options in ([], ["--json"]):
+        assert ktae("inspect", path, *options) == 0
+        captured = capsys.readouterr()
+        assert not set("\x1b\x07\u202e") & set(captured.out + captured.err)
+    assert json.loads(captured.out)["passes_through"] == [name]
+    assert ktae("inspect", path) == 0
+    assert "passed through: a␛]0;title␇\\u202eb⏎c\n" in capsys.readouterr().out
+
+
+def test_reward_of_unfit_type_is_a_problem_not_an_error(tmp_path, capsys):
+    found = facts(capsys, write(tmp_path / "in.parquet", four(reward=[[1.0]] * 4)))
+    assert found["problem"].startswith("column 'reward' is list<") and found["groups"] == 1
+    assert "reward" in found["passes_through"] and found["estimators"]["grpo"] == ["reward"]
+
+
+def test_groups_count_trajectories_as_score_does(tmp_path, capsys):
+    table = pa.table(
+        {
+            "group_id": ["p", "p", "p", "q", "q", "r", "r", "s", "s"],
+            "rollout_id": ["a", "a", "b", "a", "a", None, None, "a", "b"],
+            "reward": [None, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, None],
+            "response_ids": [[1]] * 9,
+        }
+    )
+    path = write(tmp_path / "in.parquet", table)
+    found = facts(capsys, path)
+    assert found["group_sizes"] == {"1": 1, "2": 3}
+    kinds = ("groups", "groups_mixed", "groups_all_correct", "groups_all_wrong", "groups_singleton")
+    assert [found[name] for name in kinds] == [4, 2, 0, 0, 2]
+    assert ktae("score", path, "-o", tmp_path / "out.parquet", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert [summary[name] for name in kinds] == [4, 2, 0, 0, 2]

@@ -5,6 +5,7 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ktae_cli.cli.app import is_out_of_memory
 from tests.rollout_files import command, four, ktae, refusal, write
 
 # --- wrong usage ----------------------------------------------------------------------------------------------------
@@ -302,6 +304,62 @@ def test_interrupt_exits_130_and_leaves_nothing(tmp_path, large):
     assert "interrupted" in err and "Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == ["out.parquet"]
     assert (tmp_path / "out.parquet").read_text() == "previous"
+
+
+def test_terminate_exits_143_and_leaves_nothing(tmp_path, large):
+    process = in_the_middle(tmp_path, large)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "interrupted" in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory", True),
+        ("shape '[2]' is invalid for input of size 3", False),
+    ],
+)
+def test_out_of_memory_of_torch_is_told_by_its_text(message, expected):
+    assert is_out_of_memory(RuntimeError(message)) is expected
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_streams_that_cannot_be_written_do_not_stop_the_work(tmp_path, redirect):
+    path = write(tmp_path / "in.parquet", four())
+    code = "from ktae_cli.cli.app import main; main()"
+    shell = ["sh", "-c", f'"$@" {redirect}', "sh", sys.executable, "-c", code]
+    for status in (0, 2):  # the second time the output exists
+        found = subprocess.run([*shell, "score", path, "-o", tmp_path / "out.parquet"], capture_output=True, text=True)
+        assert (found.returncode, "Traceback" in found.stderr) == (status, False), found.stderr
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 4
+
+
+def test_encoding_that_lacks_a_character_gets_backslashes(tmp_path):
+    path = write(tmp_path / "in.parquet", four(**{"naïve": [1] * 4}))
+    process = command("inspect", path, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "passed through: na\\xefve" in out and "\\u2588" in out
+
+
+def test_standard_output_is_refused_by_score(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", four())
+    for option in ("-o", "--tokens-out"):
+        message = refusal(capsys, tmp_path, "score", path, option, "-")
+        assert message == f"error: {option} -: score writes files; name one with {option}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["score", ""], ["inspect", ""], ["highlight", "x", "--rollouts", ""],
+     ["export", "x", "--to", "jsonl", "--rollouts", ""]],
+)  # fmt: skip
+def test_empty_input_exits_2(tmp_path, capsys, arguments):
+    assert refusal(capsys, tmp_path, *arguments).startswith("error: the name of an input is empty")
 
 
 def test_kill_leaves_the_previous_output_and_no_half_file(tmp_path, large):

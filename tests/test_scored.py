@@ -12,7 +12,9 @@ import pytest
 from ktae_cli.errors import InputError, MissingColumnError, UnknownNameError
 from ktae_cli.readers import parquet as parquet_module
 from ktae_cli.readers.parquet import ParquetRollouts
-from ktae_cli.readers.scored import ScoredFile, token_rows, unknown_id
+from ktae_cli.readers.scored import ScoredFile, floats_of, token_rows, unknown_id
+from ktae_cli.reports.view import Choice, view_group
+from ktae_cli.tokens import IdDecoder
 
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 
@@ -320,13 +322,56 @@ def test_token_table_is_found_by_name_and_hash(tmp_path):
 
 
 def test_a_token_table_of_another_run_or_none_is_not_used(tmp_path, scored):
-    assert ScoredFile(scored).token_table() == (None, "x.scored.parquet was written without a token table")
+    assert ScoredFile(scored).token_table() == (
+        None,
+        "x.scored.parquet was written without a token table; score again to have one",
+    )
     path = write_scored(tmp_path / "y.scored.parquet", ROWS, TYPES, tokens=[token_row("p1", 2, 0.5)])
     table = tmp_path / "y.scored.tokens.parquet"
     pq.write_table(pa.Table.from_pylist([token_row("p1", 2, 0.7)], pa.schema(TOKEN_TYPES)), table)
     assert "its hash differs" in ScoredFile(path).token_table()[1]
     table.unlink()
-    assert ScoredFile(path).token_table() == (None, "no token table y.scored.tokens.parquet beside y.scored.parquet")
+    assert ScoredFile(path).token_table() == (None, f"no file {table}; put the token table there, or score again")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        (pa.int64(), [2**53 + 1, -1, None], [2.0**53, -1.0, None]),
+        (pa.string(), ["true", " 1.0 ", "1_0"], [1.0, 1.0, None]),
+        (pa.bool_(), [True, False, None], [1.0, 0.0, None]),
+    ],
+)
+def test_numbers_and_their_text_are_floats(dtype, values, expected):
+    assert pa.array(floats_of(pa.array(values, dtype)), from_pandas=True).to_pylist() == expected
+
+
+def broken_text(path: Path, name: str, values: list) -> Path:
+    """Replace a column by one whose bytes are not all UTF-8."""
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(name)
+    dtype = table.schema.field(at).type
+    texts = pa.array([value for row in values for value in (row if isinstance(row, list) else [row])], pa.binary())
+    array = texts.view(pa.string())
+    if pa.types.is_list(dtype):
+        offsets = np.cumsum([0, *map(len, values)])
+        array = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), array)
+    pq.write_table(table.set_column(at, table.schema.field(at), array), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["prompt_id", "rollout_id"])
+def test_ids_that_are_not_text_are_refused(scored, name):
+    path = broken_text(scored, name, [b"a", b"\xff", b"c", b"d", b"e", b"f"])
+    with pytest.raises(InputError, match="is not UTF-8 text; the file is damaged"):
+        view_group(ScoredFile(path), Choice("key_weight"), IdDecoder(), "")
+
+
+def test_finish_reason_that_is_not_text_is_no_length(tmp_path):
+    rows = [row | {"finish_reason": "length"} for row in ROWS]
+    path = write_scored(tmp_path / "x.scored.parquet", rows, TYPES | {"finish_reason": pa.string()}, truncated="zero")
+    path = broken_text(path, "finish_reason", [b"\xff", b"length", b"\xff\xfe", b"length", b"", b"length"])
+    assert ScoredFile(path).index().verdict.tolist() == [1, 0, 1, 0, -1, 0]
 
 
 def test_unknown_ids_name_the_nearest():

@@ -45,6 +45,27 @@ def test_existing_target_needs_force(tmp_path):
     assert target.read_text() == "next"
 
 
+def test_target_that_appears_meanwhile_is_kept_without_force(tmp_path):
+    target = tmp_path / "out"
+    with pytest.raises(InputError, match="exists already"), atomic_path(target) as temporary:
+        temporary.write_text("second")
+        target.write_text("first")
+    assert target.read_text() == "first" and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_force_writes_through_a_symbolic_link(tmp_path):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "out", tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(InputError, match="exists already"), atomic_path(link):
+        pass
+    for text in ("new", "newer"):
+        with atomic_path(link, force=True) as temporary:
+            temporary.write_text(text)
+        assert link.is_symlink() and target.read_text() == text
+    assert [p.name for p in target.parent.iterdir()] == ["out"]
+
+
 # --- Parquet output -------------------------------------------------------------------------------------------------
 
 

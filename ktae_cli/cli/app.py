@@ -2,7 +2,11 @@
 
 import errno
 import os
+import signal
 import sys
+import threading
+from contextlib import suppress
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -53,8 +57,52 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit 0 done, 1 answer no, 2 usage or input, 3 machine, 130 interrupted."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    """Run the command line; exit 0 done, 1 answer no, 2 usage or input, 3 machine, 130 interrupted, 143 terminated."""
+    _mend_streams()
+    terminated = _catch_sigterm()
+    status = run(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(143 if status == 130 and terminated.is_set() else status)
+
+
+def _mend_streams() -> None:
+    """Give closed standard streams (`>&-`) somewhere to go, and write what the encoding lacks with backslashes."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _catch_sigterm() -> threading.Event:
+    """Let SIGTERM end the run as Ctrl-C does, so that temporary files go; the event tells the two apart."""
+    terminated = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not terminated.is_set():  # `timeout` sends the signal twice: cleaning up goes on
+            terminated.set()
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupt)
+    return terminated
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Tell whether an error of torch, on the processor or the GPU, is a lack of memory."""
+    text = str(error).lower()
+    return "out of memory" in text or "defaultcpuallocator" in text
+
+
+def _discard(stream) -> None:
+    """Send what a stream still holds to nowhere: Python would complain once more when it flushes at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _out_of_memory() -> int:
+    say("error: out of memory; score fewer groups at once with --limit, or use a larger machine")
+    return 3
 
 
 def _one_line(message: str) -> str:
@@ -84,14 +132,17 @@ def run(arguments: list[str]) -> int:
         say("interrupted; nothing was written under the final name")
         return 130
     except (BrokenPipeError, SystemExit) as error:
-        # typer turns a closed pipe into SystemExit(1). Python would complain once more when it flushes at exit.
+        # typer turns a closed pipe into SystemExit(1).
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             return error.code if isinstance(error.code, int) else 1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 0
-    except MemoryError:
-        say("error: out of memory; score fewer groups at once with --limit, or use a larger machine")
-        return 3
+    except MemoryError:  # pyarrow.ArrowMemoryError is one
+        return _out_of_memory()
+    except RuntimeError as error:  # torch has no MemoryError
+        if not is_out_of_memory(error):
+            raise
+        return _out_of_memory()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         say(f"error: {'the disk is full' if full else error}; the previous output, if any, is intact")

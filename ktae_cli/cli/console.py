@@ -1,15 +1,23 @@
 """What commands say on stderr: notices, warnings and progress; data never goes here."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ktae_cli.errors import KtaeError
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, control characters of file names and model text made visible."""
-    print("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), file=sys.stderr)
+    """Print one line on stderr, control characters of file names and model text made visible.
+
+    A stderr that cannot be written (full, closed) loses the line and those after it; the work goes on.
+    """
+    try:
+        print("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def speaker(quiet: bool, prefix: str = "") -> Callable[[str], None]:
@@ -56,6 +64,18 @@ def parse_map(pairs: list[str] | None) -> dict[str, str]:
             raise KtaeError(f"--map {name} is given twice")
         found[name] = column
     return found
+
+
+def input_name(text: str) -> str:
+    """Return the name of an input; an empty one (an unset shell variable) would read the current directory."""
+    if not text:
+        raise KtaeError("the name of an input is empty; give a file, a directory, a glob or -")
+    return text
+
+
+def input_path(text: str) -> Path:
+    """Return the path of an input, which must not be empty."""
+    return Path(input_name(text))
 
 
 def split_names(texts: list[str] | None) -> tuple[str, ...]:

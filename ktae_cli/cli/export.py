@@ -9,7 +9,7 @@ import typer
 
 from ktae_cli.catalogue import names
 from ktae_cli.cli.console import speaker
-from ktae_cli.cli.options import Force, Json, Quiet
+from ktae_cli.cli.options import Force, Json, Quiet, Rollouts
 from ktae_cli.exporting import write_export
 
 
@@ -35,10 +35,7 @@ def export(
     null_advantages: Annotated[
         NullAdvantages, typer.Option("--null-advantages", help="Rows without a known reward: leave out, or zeros.")
     ] = NullAdvantages.drop,
-    rollouts: Annotated[
-        Path | None,
-        typer.Option("--rollouts", metavar="INPUT", help="The file that was scored, after `score --columns added`."),
-    ] = None,
+    rollouts: Rollouts = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ktae_cli.cli.console import speaker
-from ktae_cli.cli.options import Json, Quiet, Tokenizer
+from ktae_cli.cli.options import Json, Quiet, Rollouts, Tokenizer
 
 
 def highlight(
@@ -24,10 +24,7 @@ def highlight(
         typer.Option("--by", metavar="COLUMN", help="Values to draw; default: key_weight, else advantages."),
     ] = None,
     tokenizer: Tokenizer = None,
-    rollouts: Annotated[
-        Path | None,
-        typer.Option("--rollouts", metavar="INPUT", help="The file that was scored, after `score --columns added`."),
-    ] = None,
+    rollouts: Rollouts = None,
     rollouts_shown: Annotated[
         int | None,
         typer.Option(
@@ -57,8 +54,6 @@ def highlight(
     view = view_group(file, Choice(column, group, rollout, per_verdict, full), decoder, note)
     for notice in [*([note] if as_json else []), *view.notices]:
         speaker(quiet)(notice)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
     if as_json:
         print(json.dumps(view.to_json(), allow_nan=False, indent=1))
     else:

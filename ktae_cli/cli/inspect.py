@@ -23,15 +23,16 @@ def inspect(
     """
     from ktae_cli.inputs import open_rollouts
     from ktae_cli.inspection import inspect_rollouts
+    from ktae_cli.tokens import visible
 
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
         source = open_rollouts(inputs, scratch)
         facts = inspect_rollouts(source, parse_map(map), list(split_names(group_by)), correct_threshold)
     if json:
-        print(encoder.dumps(facts, ensure_ascii=False))
+        print(encoder.dumps(facts, allow_nan=False))  # ASCII: nothing in a name can act on a terminal
         return
     for line in _lines(facts):
-        print(line)
+        print(visible(line).replace("\n", "⏎"))
     for warning in facts.get("warnings", []):
         say(f"warning: {warning}")
     if facts["problem"]:

@@ -5,10 +5,24 @@ from typing import Annotated
 
 import typer
 
+from ktae_cli.cli.console import input_name, input_path
+
 Inputs = Annotated[
-    list[str], typer.Argument(help="Parquet files, directories, globs, or - for standard input.", metavar="INPUT")
+    list[str],
+    typer.Argument(
+        help="Parquet files, directories, globs, or - for standard input.", metavar="INPUT", parser=input_name
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Output file.", show_default=False)]
+Rollouts = Annotated[
+    Path | None,
+    typer.Option(
+        "--rollouts",
+        metavar="INPUT",
+        parser=input_path,
+        help="The file that was scored, after `score --columns added`.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]

@@ -8,6 +8,7 @@ import typer
 
 from ktae_cli.cli import options
 from ktae_cli.cli.console import ProgressBar, parse_map, say, speaker, split_names
+from ktae_cli.errors import KtaeError
 
 
 class RewardFrom(StrEnum):
@@ -92,6 +93,9 @@ def score(
     from ktae_cli.plan import ScoreOptions
     from ktae_cli.scoring import preview, score_files
 
+    for option, path in (("-o", output), ("--tokens-out", tokens_out)):
+        if str(path) == "-":
+            raise KtaeError(f"{option} -: score writes files; name one with {option}")
     use_frugal_allocator()
     with ProgressBar(quiet) as progress:
         chosen = ScoreOptions(
@@ -109,7 +113,7 @@ def score(
     if json:
         import json as encoder
 
-        print(encoder.dumps(summary, ensure_ascii=False))
+        print(encoder.dumps(summary, allow_nan=False))
     elif not quiet:
         _report(summary)
 

@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ktae_cli.errors import InputError, KtaeError
 from ktae_cli.readers.base import list_lengths, list_values
-from ktae_cli.readers.scored import Columns, ScoredFile, floats_of, text_of, unknown_id
+from ktae_cli.readers.scored import Columns, ScoredFile, floats_of, ids_of, unknown_id
+from ktae_cli.rollouts import was_truncated
 from ktae_cli.schema import SCHEMA_VERSION
 from ktae_cli.tokens import visible
 
 LOG_PROBS = ("rollout_log_probs", "old_log_probs", "log_probs", "ref_log_probs")
 ALIGNMENT = "full sequence; value t belongs to token t; 0 on the prompt"
+_IDS = ("group_id", "rollout_id")
 
 _TYPES = {
     "group_id": pa.string(),
@@ -45,7 +48,9 @@ class ExportRows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         names = [name for name in _TYPES if name in self.schema.names and name not in ("input_ids", "loss_mask")]
         names = [name for name in names if name != "advantages"]
-        for rows, columns in self.scored.batches([*names, self.column, "prompt_ids", "response_ids", "response_mask"]):
+        masking = self.scored.metadata.get("truncated") == "mask"
+        more = ["prompt_ids", "response_ids", "response_mask", *(["finish_reason"] if masking else [])]
+        for rows, columns in self.scored.batches([*names, self.column, *more]):
             unscored = ~np.asarray(columns[self.column].is_valid())
             if self.null_advantages == "drop" and unscored.any():
                 self.counts["dropped"] += int(unscored.sum())
@@ -57,6 +62,7 @@ class ExportRows:
                 yield self._batch(rows, columns, unscored)
 
     def _batch(self, rows: np.ndarray, columns: Columns, unscored: np.ndarray) -> pa.RecordBatch:
+        ids = {name: pa.array(ids_of(columns[name], self.scored.path, name), pa.string()) for name in _IDS}
         where = _Rows(self.scored.path.name, rows, columns)
         response, has_response = list_lengths(columns["response_ids"])
         where.refuse(~has_response, "response_ids is null; score it with --tokenizer, or leave the row out")
@@ -69,8 +75,7 @@ class ExportRows:
         layout = Layout(prompt, response)
         mask = _policy_mask(columns, response, where)
         built: dict[str, pa.Array] = {
-            "group_id": text_of(columns["group_id"]),
-            "rollout_id": text_of(columns["rollout_id"]),
+            **ids,
             "input_ids": layout.lists(_ids(columns["response_ids"], where), _ids(columns.get("prompt_ids"), where)),
             "loss_mask": layout.lists(mask.astype(np.int8)),
             "advantages": layout.lists(_values(columns[self.column], self.column, response, mask, where, unscored)),
@@ -79,9 +84,10 @@ class ExportRows:
             if name in columns:
                 absent = ~np.asarray(columns[name].is_valid())
                 built[name] = layout.lists(_values(columns[name], name, response, mask, where, absent), null=absent)
-        for name in ("reward", "step"):
-            if name in columns:
-                built[name] = columns[name].cast(_TYPES[name])
+        if "reward" in columns:
+            built["reward"] = pa.array(floats_of(columns["reward"]), pa.float64(), from_pandas=True)
+        if "step" in columns:
+            built["step"] = _steps(columns["step"], where)
         self.counts["rollouts"] += len(rows)
         self.counts["tokens"] += int(layout.starts[-1])
         return pa.RecordBatch.from_arrays([built[name] for name in self.schema.names], schema=self.schema)
@@ -151,14 +157,32 @@ def _ids(array: pa.Array | None, where: _Rows) -> np.ndarray | None:
 
 
 def _policy_mask(columns: Columns, response: np.ndarray, where: _Rows) -> np.ndarray:
-    """Return True where the policy sampled the token; a null mask is all true."""
+    """Return True where the policy sampled the token; a null mask is all true.
+
+    Where `finish_reason` is among the columns, responses cut at the length limit are off: they were scored so.
+    """
     mask = np.ones(int(response.sum()), bool)
-    if "response_mask" not in columns:
-        return mask
-    lengths, valid = list_lengths(columns["response_mask"])
-    _refuse_lengths(lengths, response, valid, "response_mask", where)
-    mask[np.repeat(valid, response)] = np.nan_to_num(floats_of(list_values(columns["response_mask"]))) != 0
+    if "response_mask" in columns:
+        lengths, valid = list_lengths(columns["response_mask"])
+        _refuse_lengths(lengths, response, valid, "response_mask", where)
+        mask[np.repeat(valid, response)] = np.nan_to_num(floats_of(list_values(columns["response_mask"]))) != 0
+    mask[np.repeat(was_truncated(columns.get("finish_reason"), len(response)), response)] = False
     return mask
+
+
+def _steps(array: pa.Array, where: _Rows) -> pa.Array:
+    """Return training steps as int64; fractions and what lies outside int64 are refused."""
+    if pa.types.is_integer(array.type):
+        if array.type == pa.uint64():
+            above = pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())).fill_null(False)
+            where.refuse(np.asarray(above), "step is above 2^63 - 1")
+        return array.cast(pa.int64())
+    values = floats_of(array)
+    absent = np.isnan(values)
+    whole = np.where(absent, 0, values)
+    unfit = (whole != np.floor(whole)) | (np.abs(whole) >= 2**63)
+    where.refuse(unfit, "step is {found}, no whole number below 2^63", found=values)
+    return pa.array(whole.astype(np.int64), mask=absent)
 
 
 def _values(

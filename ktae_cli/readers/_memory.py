@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from ktae_cli.errors import InputError
+
 
 class TableRollouts:
     """The rows of an Arrow table."""
@@ -12,6 +14,9 @@ class TableRollouts:
     reader = "memory"
 
     def __init__(self, table: pa.Table):
+        repeated = {name for name in table.column_names if table.column_names.count(name) > 1}
+        if repeated:
+            raise InputError(f"the frame has two columns named {min(repeated)!r}; rename one")
         self.table, self.schema = table, table.schema
 
     @property
@@ -30,6 +35,10 @@ class TableRollouts:
     def place(self, row: int) -> str:
         """Name a row."""
         return f"row {row}"
+
+    def bytes_of(self, columns: list[str]) -> int:
+        """Return the bytes of the named columns."""
+        return self.table.select(columns).nbytes
 
     def row_names(self, rows: np.ndarray) -> list[str]:
         """Return `frame:<row>`."""

@@ -22,6 +22,12 @@ class RetokenizedRollouts:
             pa.field("retokenized", pa.bool_())
         )
 
+    def bytes_of(self, columns: list[str]) -> int:
+        """Return about how many bytes the columns take: the ids of a text as many as its characters."""
+        held = {*self.schema.names} - {"response_ids", "retokenized"}
+        own = [root_of(self.source.schema, self.text_path)] if "response_ids" in columns else []
+        return self.source.bytes_of([*(set(columns) & held), *own])
+
     def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows; the text is encoded where the ids are asked for."""
         names = self.schema.names if columns is None else columns

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,17 @@ class ParquetRollouts:
         """Return the base name and the SHA-256 of the footer of each file."""
         return [{"name": path.name, "footer_sha256": _footer_hash(path)} for path in self.paths]
 
+    def scored_from_each_other(self) -> tuple[Path, Path] | None:
+        """Return a scored file and the input that it was scored from where both are among the files."""
+        scored = {path: _own_metadata(path) for path in self.paths} if len(self.paths) > 1 else {}
+        scored = {path: metadata for path, metadata in scored.items() if metadata}
+        by_footer = {_footer_hash(path): path for path in self.paths} if scored else {}
+        for path, metadata in scored.items():
+            for entry in metadata.get("inputs") or []:
+                if entry.get("footer_sha256") in by_footer:
+                    return path, by_footer[entry["footer_sha256"]]
+        return None
+
     def place(self, row: int) -> str:
         """Name a row as a user finds it: file and row within the file, counted from 0."""
         for path, size in zip(self.paths, self.sizes, strict=True):
@@ -54,13 +66,23 @@ class ParquetRollouts:
 
     def row_names(self, rows: np.ndarray) -> list[str]:
         """Return `<file>:<row>` for row numbers of the whole input: stable names for rollouts without an id."""
+        names, ends = self._names
+        files = np.searchsorted(ends, rows, "right")
+        return [f"{names[f]}:{row - (ends[f] - self.sizes[f])}" for f, row in zip(files, rows, strict=True)]
+
+    @cached_property
+    def _names(self) -> tuple[list[str], np.ndarray]:
         names = [path.name for path in self.paths]
         if len(set(names)) < len(names):
             common = os.path.commonpath([path.resolve().parent for path in self.paths])
             names = [os.path.relpath(path.resolve(), common) for path in self.paths]
-        ends = np.cumsum(self.sizes)
-        files = np.searchsorted(ends, rows, "right")
-        return [f"{names[f]}:{row - (ends[f] - self.sizes[f])}" for f, row in zip(files, rows, strict=True)]
+        return names, np.cumsum(self.sizes)
+
+    def bytes_of(self, columns: list[str]) -> int:
+        """Return about how many bytes the named top-level columns take in memory, from the footers alone."""
+        footers = [_open(path).metadata for path in self.paths]
+        groups = [footer.row_group(i) for footer in footers for i in range(footer.num_row_groups)]
+        return sum(_group_bytes(group, columns) for group in groups)
 
     def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, all columns or the named top-level ones, missing columns as nulls."""
@@ -131,6 +153,8 @@ def row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: lis
                 yield batch.slice(skip)
                 done += len(batch) - skip
                 skip = 0
+        except MemoryError:
+            raise
         except pa.ArrowNotImplementedError as error:
             if size == 1:
                 where = f"{path}, row group {group}, row {done}"
@@ -147,14 +171,20 @@ def row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: lis
 
 
 def _rows_per_batch(group: pq.RowGroupMetaData, columns: list[str]) -> int:
-    wanted = set(columns)
-    size = 0
+    size = _group_bytes(group, columns)
+    return max(1, min(1 << 16, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
+
+
+def _group_bytes(group: pq.RowGroupMetaData, columns: list[str]) -> int:
+    """Return the bytes of a row group's columns in memory."""
+    wanted, size = set(columns), 0
     for i in range(group.num_columns):
         column = group.column(i)
-        if column.path_in_schema in wanted or column.path_in_schema.partition(".")[0] in wanted:
+        path = column.path_in_schema
+        if path in wanted or any(path[:end] in wanted for end, c in enumerate(path) if c == "."):
             # Dictionary-encoded pages are smaller than what they decode to: count at least four bytes a value.
             size += max(column.total_uncompressed_size, 4 * column.num_values)
-    return max(1, min(1 << 16, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
+    return size
 
 
 def under_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:

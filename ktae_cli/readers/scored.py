@@ -18,6 +18,7 @@ from ktae_cli.inputs import TOKEN_TABLE_SUFFIX, expand_inputs
 from ktae_cli.mapping import fits
 from ktae_cli.readers.base import column_at, field_at, is_list, list_lengths, list_values, root_of
 from ktae_cli.readers.parquet import ParquetRollouts, row_group_batches, under_schema
+from ktae_cli.rollouts import was_truncated
 from ktae_cli.schema import BY_NAME, METADATA_KEY, SCHEMA_VERSION, is_score_column
 
 RIGHT, WRONG, UNKNOWN = 1, 0, -1
@@ -135,7 +136,8 @@ class ScoredFile:
         needed = ["group_id", "reward", "correct", "finish_reason", "advantages", *filter(None, [column])]
         for _, columns in self.batches(needed):
             encoded = text_of(columns["group_id"]).dictionary_encode()
-            local = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()]
+            names = ids_of(encoded.dictionary, self.path, "group_id")
+            local = [codes.setdefault(name, len(codes)) for name in names]
             if encoded.null_count:
                 raise InputError(f"{self.path.name}: group_id is null in {encoded.null_count} rows")
             group = np.asarray(local, np.int32)[np.asarray(encoded.indices)]
@@ -150,14 +152,17 @@ class ScoredFile:
         """Return the token table beside the file if it is the one written with it, else None and the reason."""
         named = self.metadata.get("token_table")
         if not named:
-            return None, f"{self.path.name} was written without a token table"
+            return None, f"{self.path.name} was written without a token table; score again to have one"
         path = self.path.parent / Path(named["name"]).name
         if not path.is_file():
-            return None, f"no token table {path.name} beside {self.path.name}"
+            return None, f"no file {path}; put the token table there, or score again"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != named["sha256"]:
-            return None, f"{path.name} is not the token table written with {self.path.name} (its hash differs)"
+            return (
+                None,
+                f"{path.name} is not the token table written with {self.path.name} (its hash differs); score again",
+            )
         return path, ""
 
     def _find(self, name: str) -> tuple[int, str] | None:
@@ -270,7 +275,7 @@ def verdicts(columns: Columns, metadata: dict[str, Any]) -> np.ndarray:
     else:
         return np.full(len(next(iter(columns.values()))), UNKNOWN, np.int8)
     if metadata.get("truncated") == "zero" and "finish_reason" in columns:
-        found[[reason == "length" for reason in text_of(columns["finish_reason"]).to_pylist()]] = WRONG
+        found[was_truncated(columns["finish_reason"], len(found))] = WRONG
     return found
 
 
@@ -288,14 +293,14 @@ def floats_of(array: pa.Array) -> np.ndarray:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int8())
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
-        return np.asarray([_float_of(text) for text in array.to_pylist()], np.float64)
-    return array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return np.asarray([_float_of(text) for text in texts_of(array)], np.float64)
+    return array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 def _float_of(text: str | None) -> float:
     lowered = (text or "").strip().lower()
     try:
-        return float(lowered == "true") if lowered in ("true", "false") else float(lowered)
+        return float(lowered == "true") if lowered in ("true", "false") else float(lowered.replace("_", "?"))
     except ValueError:
         return float("nan")
 
@@ -303,6 +308,23 @@ def _float_of(text: str | None) -> float:
 def text_of(array: pa.Array) -> pa.Array:
     """Return ids and texts as strings."""
     return array if pa.types.is_string(array.type) else array.cast(pa.string())
+
+
+def texts_of(array: pa.Array) -> list[str | None]:
+    """Return texts; bytes that are not UTF-8 become replacement characters."""
+    array = text_of(array)
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:
+        return [None if data is None else data.decode(errors="replace") for data in array.cast(pa.binary()).to_pylist()]
+
+
+def ids_of(array: pa.Array, path: Path, name: str = "rollout_id") -> list[str | None]:
+    """Return ids as text; raise `InputError` where one is not UTF-8: replaced characters could make two ids one."""
+    try:
+        return text_of(array).to_pylist()
+    except (UnicodeDecodeError, pa.ArrowInvalid):
+        raise InputError(f"{path.name}: {name} is not UTF-8 text; the file is damaged") from None
 
 
 def token_rows(path: Path, group_id: str, spec: str, count: int) -> tuple[list[dict[str, Any]], int]:
@@ -318,9 +340,9 @@ def token_rows(path: Path, group_id: str, spec: str, count: int) -> tuple[list[d
         sizes = np.abs(table["key_weight"].to_numpy()).round(3)
         effects = np.abs(table["effect"].to_numpy())
         order = np.lexsort((-effects, table["p_value"].to_numpy(), -sizes))[:count]
-    except (pa.ArrowException, OSError, KeyError) as error:
+        return table.take(pa.array(order)).to_pylist(), table.num_rows
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name} cannot be read: {_first_line(error)}") from None
-    return table.take(pa.array(order)).to_pylist(), table.num_rows
 
 
 def unknown_id(what: str, name: str, known: Sequence[str]) -> UnknownNameError:

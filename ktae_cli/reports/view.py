@@ -17,7 +17,8 @@ from ktae_cli.readers.scored import (
     GroupIndex,
     ScoredFile,
     floats_of,
-    text_of,
+    ids_of,
+    texts_of,
     token_rows,
     unknown_id,
 )
@@ -33,6 +34,8 @@ PROMPT_LENGTH = 240
 ROWS_FOR_LIMIT = 256
 
 _ROLLOUT_COLUMNS = ("rollout_id", "reward", "response_ids", "response_tokens", "response_mask")
+
+Trajectories = dict[str | int, list[int]]
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def view_group(scored: ScoredFile, choice: Choice, decoder: Decoder, decoder_not
         limit=limit,
         threshold=_short(SHARE_OF_LIMIT * limit),
         rollouts=rollouts,
-        rollouts_left_out=len(trajectories) - len({view.rollout_id for view in rollouts}),
+        rollouts_left_out=sum(set(parts).isdisjoint(shown.tolist()) for parts in trajectories.values()),
         key_tokens=tokens,
         key_spec=key_spec,
         tokens_tested=tested,
@@ -213,7 +216,7 @@ def _other_groups(index: GroupIndex, group: int) -> list[str]:
 def _rows_of_rollout(scored: ScoredFile, rollout: str, within: np.ndarray | None) -> np.ndarray:
     found, known = [], []
     for numbers, columns in scored.batches(["rollout_id"], within):
-        ids = text_of(columns["rollout_id"]).to_pylist()
+        ids = ids_of(columns["rollout_id"], scored.path)
         found += [row for row, name in zip(numbers.tolist(), ids, strict=True) if name == rollout]
         known += ids[: max(0, 20000 - len(known))]
     if not found:
@@ -221,12 +224,15 @@ def _rows_of_rollout(scored: ScoredFile, rollout: str, within: np.ndarray | None
     return np.asarray(found)
 
 
-def _trajectories(scored: ScoredFile, rows: np.ndarray) -> dict[str, list[int]]:
-    """Return the rows of each rollout of the group: more than one where a trajectory is stored in parts."""
-    parts: dict[str, list[int]] = {}
+def _trajectories(scored: ScoredFile, rows: np.ndarray) -> Trajectories:
+    """Return the rows of each rollout of the group: more than one where a trajectory is stored in parts.
+
+    The key is the rollout_id; a row without one stands for itself, under its number.
+    """
+    parts: Trajectories = {}
     for numbers, columns in scored.batches(["rollout_id"], rows):
-        for row, name in zip(numbers.tolist(), text_of(columns["rollout_id"]).to_pylist(), strict=True):
-            parts.setdefault(str(name), []).append(row)
+        for row, name in zip(numbers.tolist(), ids_of(columns["rollout_id"], scored.path), strict=True):
+            parts.setdefault(row if name is None else name, []).append(row)
     return parts
 
 
@@ -236,16 +242,22 @@ def _verdict(index: GroupIndex, row: int) -> str:
     return {RIGHT: "right", WRONG: "wrong", UNKNOWN: "unknown"}[int(index.verdict[row])]
 
 
-def _counts(index: GroupIndex, trajectories: dict[str, list[int]]) -> dict[str, int]:
-    verdicts = [_verdict(index, rows[0]) for rows in trajectories.values()]
+def _verdict_of_parts(index: GroupIndex, rows: list[int]) -> str:
+    """Return the verdict of a trajectory: the first that is known, wherever among its parts it stands."""
+    verdicts = [_verdict(index, row) for row in rows]
+    return next((verdict for verdict in verdicts if verdict in ("right", "wrong")), verdicts[0])
+
+
+def _counts(index: GroupIndex, trajectories: Trajectories) -> dict[str, int]:
+    verdicts = [_verdict_of_parts(index, rows) for rows in trajectories.values()]
     return {name: verdicts.count(name) for name in ("right", "wrong", "unknown", "unscored")}
 
 
-def _chosen_rows(index: GroupIndex, trajectories: dict[str, list[int]], choice: Choice) -> np.ndarray:
+def _chosen_rows(index: GroupIndex, trajectories: Trajectories, choice: Choice) -> np.ndarray:
     """Return rows of the strongest rollouts of each verdict; without right or wrong ones, of the others."""
     by_verdict: dict[str, list[list[int]]] = {"right": [], "wrong": [], "unknown": [], "unscored": []}
     for rows in sorted(trajectories.values(), key=lambda rows: -float(index.strength[rows].mean())):
-        by_verdict[_verdict(index, rows[0])].append(rows)
+        by_verdict[_verdict_of_parts(index, rows)].append(rows)
     kinds = ["right", "wrong"]
     if choice.per_verdict is None or not (by_verdict["right"] or by_verdict["wrong"]):
         kinds = list(by_verdict)
@@ -262,7 +274,7 @@ def _values(scored: ScoredFile, column: str, rows: np.ndarray) -> np.ndarray:
 def _rollout_views(
     scored: ScoredFile,
     index: GroupIndex,
-    trajectories: dict[str, list[int]],
+    trajectories: Trajectories,
     shown: np.ndarray,
     choice: Choice,
     decoder: Decoder,
@@ -272,15 +284,15 @@ def _rollout_views(
     for numbers, columns in scored.batches([*_ROLLOUT_COLUMNS, choice.column], np.sort(shown)):
         for at, row in enumerate(numbers.tolist()):
             one = {name: array.slice(at, 1) for name, array in columns.items()}
-            rollout_id = str(text_of(one["rollout_id"])[0].as_py())
-            parts = trajectories[rollout_id]
+            rollout_id = ids_of(one["rollout_id"], scored.path)[0]
+            parts = trajectories[row if rollout_id is None else rollout_id]
             reward = float(floats_of(one["reward"])[0]) if "reward" in one else math.nan
             pieces, n_tokens = _drawn_pieces(one, choice.column, decoder, f"{scored.path.name}, row {row}")
             views[row] = RolloutView(
                 row=row,
-                rollout_id=rollout_id,
+                rollout_id=f"row {row}" if rollout_id is None else rollout_id,
                 part=f"{parts.index(row) + 1} of {len(parts)}" if len(parts) > 1 else "",
-                verdict=_verdict(index, row),
+                verdict=_verdict_of_parts(index, parts) if index.is_scored[row] else "unscored",
                 reward=None if math.isnan(reward) else _short(reward),
                 n_tokens=n_tokens,
                 mean_size=_short(float(index.strength[row])),
@@ -304,7 +316,7 @@ def _drawn_pieces(one: dict[str, pa.Array], column: str, decoder: Decoder, where
             raise InputError(f"{where}: response_ids holds {len(ids)} tokens, response_mask {len(mask)}")
     stored = None
     if "response_tokens" in one and one["response_tokens"].null_count == 0:
-        stored = list_values(one["response_tokens"]).to_pylist()
+        stored = texts_of(list_values(one["response_tokens"]))
     return [_drawn(piece, values, mask) for piece in decoder.pieces(ids, stored)], len(ids)
 
 
@@ -367,7 +379,7 @@ def _key_tokens(
         return [], "", 0
     path, reason = scored.token_table()
     if path is None:
-        notices.append(f"{reason}: the strongest tokens of the group are left out")
+        notices.append(f"the strongest tokens of the group are left out: {reason}")
         return [], "", 0
     rows, tested = token_rows(path, group_id, scored.spec_of(column), KEY_TOKENS)
     tokens = [
@@ -403,12 +415,20 @@ def smallest_p(n_right: int, n_wrong: int, point: bool = False) -> float | None:
 def _prompt(scored: ScoredFile, row: np.ndarray, decoder: Decoder) -> str:
     for _, columns in scored.batches([name for name in ("prompt", "prompt_ids") if scored.has(name)], row):
         for name in ("prompt", "prompt_ids"):
-            value = columns[name][0].as_py() if name in columns else None
+            value = _value_of(columns[name]) if name in columns else None
             if name == "prompt_ids" and value and is_list(columns[name].type):
                 value = "".join(piece.text for piece in decoder.pieces(value))
             if value:
                 return shorten(value if isinstance(value, str) else _messages(value))
     return ""
+
+
+def _value_of(array: pa.Array) -> Any:
+    """Return the first value; text that is not UTF-8 is shown with replacement characters."""
+    try:
+        return array[0].as_py()
+    except UnicodeDecodeError:
+        return "(not UTF-8 text)" if pa.types.is_nested(array.type) else texts_of(array)[0]
 
 
 def _messages(value: Any) -> str:

@@ -34,6 +34,9 @@ class Source(Protocol):
     def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, from the beginning at each call."""
 
+    def bytes_of(self, columns: list[str]) -> int:
+        """Return about how many bytes columns take in memory."""
+
     def place(self, row: int) -> str:
         """Name a row for a message."""
 
@@ -86,8 +89,7 @@ def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
     needs is spilled to temporary files in buckets of whole groups, scored, and joined to a second reading.
     """
     workers = job.jobs or os.cpu_count() or 1
-    kept = job.index.codes >= 0
-    flow = _one_pass if _contiguous(job.index.codes[kept]) else _through_spill
+    flow = _one_pass if job.index.contiguous else _through_spill
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one chunk a thread; torch's own threads would only wait for each other
     try:
@@ -95,11 +97,6 @@ def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
             return flow(job, pool, workers, on_rows, on_tokens)
     finally:
         torch.set_num_threads(threads)
-
-
-def _contiguous(codes: np.ndarray) -> bool:
-    starts = 1 + np.count_nonzero(np.diff(codes)) if len(codes) else 0
-    return starts == len(np.unique(codes))
 
 
 def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callable, on_tokens: Callable) -> Totals:
@@ -134,15 +131,10 @@ def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Ca
     totals = Totals()
     with tempfile.TemporaryDirectory(prefix="ktae-") as directory:
         needed = roots_to_read(job.mapping, job.read, job.source.schema)
-        spill, lengths = None, []
-        for batch, rows in _read(job, needed, totals):
-            if spill is None:
-                per_row = max(1, batch.nbytes // max(len(batch), 1))
-                spill = Spill(directory, len(job.index.keys), per_row * len(job.index.codes))
+        spill, lengths = Spill(directory, len(job.index.keys), job.source.bytes_of(needed)), []
+        for _, rows in _read(job, needed, totals):
             spill.add(rows)
             lengths.append(rows.lengths)
-        if spill is None:
-            return totals
         spill.close()
         release_freed_memory()
         store = ResultStore(directory, np.concatenate(lengths), list(column_plan(job.specs)))

@@ -1,10 +1,11 @@
 """Fisher's exact test on the presence of a token against the verdict."""
 
+from functools import lru_cache
 from math import comb
 
 import numpy as np
 
-EXACT_UP_TO = 1024
+EXACT_UP_TO = 512
 """Groups up to this size are computed with integers; larger ones in log space with R's tie tolerance of 1e-7."""
 
 
@@ -33,8 +34,9 @@ def fisher_p_values(
 
 def _exact_law(c: int, n_correct: int, n_incorrect: int) -> tuple[np.ndarray, np.ndarray]:
     support = range(max(0, c - n_incorrect), min(n_correct, c) + 1)
-    ways = [comb(n_correct, k) * comb(n_incorrect, c - k) for k in support]
-    total = comb(n_correct + n_incorrect, c)
+    right, wrong = _binomials(n_correct), _binomials(n_incorrect)
+    ways = [right[k] * wrong[c - k] for k in support]
+    total = sum(ways)
     at_most, running = {}, 0
     for w in sorted(ways):
         running += w
@@ -42,8 +44,18 @@ def _exact_law(c: int, n_correct: int, n_incorrect: int) -> tuple[np.ndarray, np
     return np.array([at_most[w] / total for w in ways]), np.array([w / total for w in ways])
 
 
+@lru_cache(maxsize=64)
+def _binomials(n: int) -> list[int]:
+    return [comb(n, k) for k in range(n + 1)]
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(n: int) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+
+
 def _log_law(c: int, n_correct: int, n_incorrect: int) -> tuple[np.ndarray, np.ndarray]:
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n_correct + n_incorrect + 1)))])
+    log_factorial = _log_factorials(n_correct + n_incorrect)
 
     def log_comb(n, k):
         return log_factorial[n] - log_factorial[k] - log_factorial[n - k]

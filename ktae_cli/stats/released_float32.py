@@ -4,6 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_FISHER_CELLS = 1 << 22
+"""Tables times outcomes that are held at once."""
+
 
 def float32_cells(correct_with: np.ndarray, incorrect_with: np.ndarray, n_correct: int, n_incorrect: int) -> np.ndarray:
     """Return rows (two-sided p, the same p again, information gain in bits, half of Cohen's h), float32 values.
@@ -14,7 +17,8 @@ def float32_cells(correct_with: np.ndarray, incorrect_with: np.ndarray, n_correc
     """
     a, b = (torch.from_numpy(np.asarray(x)).to(torch.float32) for x in (correct_with, incorrect_with))
     c, d = n_correct - a, n_incorrect - b
-    p = _fisher(a, b, c, d)
+    rows = max(1, _FISHER_CELLS // (1 + min(n_correct, len(a) and int((a + b).max()))))
+    p = torch.cat([_fisher(*part) for part in zip(*(x.split(rows) for x in (a, b, c, d)), strict=True)])
     gain = _information_gain(a, b, c, d)
     right, wrong = ((x / (x + y + 1e-10)).clamp(0, 1) for x, y in ((a, c), (b, d)))
     h = torch.asin(torch.sqrt(right)) - torch.asin(torch.sqrt(wrong))

@@ -15,7 +15,7 @@ from ktae_cli.stats.information_gain import information_gain
 Cells = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 """(correct_with, incorrect_with, n_correct, n_incorrect) -> measures (n_measures, n_tables) float64."""
 
-GRID_LIMIT = 1 << 18
+GRID_LIMIT = 1 << 15
 """Compositions with more cells than this are computed for the cells that occur, not for the whole grid."""
 
 
@@ -64,7 +64,7 @@ def look_up(
     return Lookup(grids, table)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _grids(cells: Cells, compositions: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, dict]:
     start, at, parts = {}, 0, []
     for composition in compositions:
@@ -75,7 +75,7 @@ def _grids(cells: Cells, compositions: tuple[tuple[int, int], ...], device: str)
     return torch.from_numpy(np.concatenate(parts, axis=1)).to(device), start
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _grid(cells: Cells, n_correct: int, n_incorrect: int) -> np.ndarray:
     correct_with, incorrect_with = np.mgrid[: n_correct + 1, : n_incorrect + 1].reshape(2, -1)
     return cells(correct_with, incorrect_with, n_correct, n_incorrect)

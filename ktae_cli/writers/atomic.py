@@ -1,5 +1,6 @@
 """A file appears under its final name complete or not at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,21 +8,26 @@ from pathlib import Path
 
 from ktae_cli.errors import InputError
 
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
 
 @contextmanager
 def atomic_path(target: Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside the target; on success sync it to disk and give it the target's name.
 
-    Raises `InputError` when the target exists and `force` is off, or its directory cannot be written. After an error
-    or Ctrl-C nothing is left; after a kill only the hidden temporary file.
+    Raises `InputError` when the target exists and `force` is off, also where it came to be meanwhile, or when its
+    directory cannot be written. With `force` a symbolic link stays and the file that it leads to is replaced. After an
+    error or Ctrl-C nothing is left; after a kill only the hidden temporary file.
     """
+    if force and target.is_symlink():
+        target = Path(os.path.realpath(target))
     check_target(target, force)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        _publish(temporary, target, force)
         _sync_directory(target.parent)
     finally:
         with suppress(FileNotFoundError):
@@ -38,12 +44,32 @@ def check_target(target: Path, force: bool) -> None:
         str(target).encode()
     except UnicodeEncodeError:
         raise InputError(f"{target}: the name is not UTF-8; name another output with -o") from None
-    if target.exists() and not force:
-        raise InputError(f"{target}: exists already; use --force to replace it, or -o to name another file")
+    if os.path.lexists(target) and not force:
+        raise _exists(target)
     if not target.parent.is_dir():
         raise InputError(f"{target.parent}: no such directory; create it or name another output with -o")
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"{target.parent}: no permission to write there; name another output with -o")
+
+
+def _exists(target: Path) -> InputError:
+    return InputError(f"{target}: exists already; use --force to replace it, or -o to name another file")
+
+
+def _publish(temporary: Path, target: Path, force: bool) -> None:
+    """Give the file its final name; without `force` never over a file that another run wrote meanwhile."""
+    if not force:
+        try:
+            os.link(temporary, target)
+            return
+        except FileExistsError:
+            raise _exists(target) from None
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+        if os.path.lexists(target):
+            raise _exists(target)
+    os.replace(temporary, target)
 
 
 def _sync_directory(directory: Path) -> None:

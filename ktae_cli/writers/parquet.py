@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -81,10 +82,27 @@ class ParquetOutput:
 
 
 def _pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    batch = _with_own_dictionaries(batch)
     if batch.nbytes <= ROW_GROUP_BYTES or len(batch) < 2:
         return [batch] if len(batch) else []
     half = len(batch) // 2
     return _pieces(batch.slice(0, half)) + _pieces(batch.slice(half))
+
+
+def _with_own_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Reduce dictionaries to the entries in use: a slice carries, and a row group would write, the whole of them."""
+    columns = [
+        _with_own_dictionary(column) if pa.types.is_dictionary(column.type) else column for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _with_own_dictionary(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    if len(array.dictionary) <= len(array):
+        return array
+    present, place = np.unique(np.asarray(array.indices.fill_null(0)), return_inverse=True)
+    indices = pa.array(place.astype(np.int64), mask=np.asarray(array.is_null())).cast(array.type.index_type)
+    return pa.DictionaryArray.from_arrays(indices, array.dictionary.take(pa.array(present)), ordered=array.type.ordered)
 
 
 def _leaves(schema: pa.Schema) -> list[tuple[str, str, pa.DataType]]:
