@@ -23,7 +23,7 @@ TF_EPSILON = 1e-5
 class Batch:
     """Hold whole mixed groups, flat: the arrays of a GroupBatch that the kernel needs."""
 
-    token_ids: np.ndarray  # (n_tokens,) int64
+    token_ids: np.ndarray  # (n_tokens,) int32, as files hold them
     offsets: np.ndarray  # (n_rollouts + 1,) int64
     group_index: np.ndarray  # (n_rollouts,) int64
     correct: np.ndarray  # (n_rollouts,) int8
@@ -232,7 +232,7 @@ def score_as_released(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     advantages, key_weights = [], []
     for group in np.unique(batch.group_index):
         members = np.flatnonzero(batch.group_index == group).tolist()
-        rows = [torch.from_numpy(batch.token_ids[batch.offsets[r] : batch.offsets[r + 1]]) for r in members]
+        rows = [torch.from_numpy(batch.token_ids[batch.offsets[r] : batch.offsets[r + 1]]).long() for r in members]
         verdicts = batch.correct[members].tolist()
         n_ids = max(int(row.max()) for row in rows) + 1
         table = torch.zeros((n_ids, 4))  # right with, wrong with, right without, wrong without

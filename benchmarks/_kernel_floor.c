@@ -11,7 +11,7 @@ typedef struct {
  * tests[table_start[g] + (right_with * (n_wrong + 1) + wrong_with) * 2] holds strength and Cohen term of group g.
  * place: one int32 per vocabulary id, never cleared; entries and entry_of: as long as the largest group.
  */
-void score(const int64_t *tokens, const int64_t *offsets, const int64_t *group_first, int64_t n_groups,
+void score(const int32_t *tokens, const int64_t *offsets, const int64_t *group_first, int64_t n_groups,
            const int8_t *correct, const double *base, const double *tests, const int64_t *table_start,
            int32_t *place, Entry *entries, int32_t *entry_of, double *weight, float *advantages, float *key_weight)
 {

@@ -48,7 +48,7 @@ def make_chunks(group_size: int, length: int, n_tokens: int, seed: int = 0) -> l
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         groups = np.repeat(np.arange(per_chunk), group_size)
         home = random.integers(0, VOCABULARY, per_chunk)[groups]
-        ids = zipf_ids(random, np.repeat(home, lengths)).astype(np.int64)
+        ids = zipf_ids(random, np.repeat(home, lengths))
         chunks.append(Batch(ids, offsets, groups, correct.ravel()))
     return chunks
 

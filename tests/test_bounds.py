@@ -69,7 +69,7 @@ def test_float32_tables_of_large_groups_are_made_in_parts(monkeypatch):
 
 def test_caches_of_tables_are_bounded():
     assert tables._grid.cache_info().maxsize * tables.GRID_LIMIT * 4 * 8 <= 1 << 28
-    assert tables._grids.cache_info().maxsize <= 16
+    assert tables._small_grids.cache_info().maxsize * (1 << 14) * 4 * 8 <= 1 << 26
 
 
 def test_bytes_of_columns_come_from_the_footers(tmp_path):

@@ -111,8 +111,9 @@ def _claim_entries(key: Tensor, sink: int) -> tuple[Tensor, Tensor]:
     torch.cumsum(holder == position, 0, dtype=torch.int32, out=before[1:])
     n_entries = int(before[-1])
     entry_index = before.index_select(0, holder)
+    # written in order on a CPU, so that the last position stays; where writes race (CUDA) some position of the entry
     last = torch.zeros(n_entries + 1, dtype=torch.int32, device=key.device)
-    last = last.scatter_reduce_(0, entry_index.long(), position, "amax")[:n_entries].long()
+    last = last.scatter_(0, entry_index.long(), position)[:n_entries].long()
     return _sort_entries(entry_index, last)
 
 

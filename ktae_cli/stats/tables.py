@@ -64,8 +64,12 @@ def look_up(
     return Lookup(grids, table)
 
 
-@lru_cache(maxsize=16)
 def _grids(cells: Cells, compositions: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, dict]:
+    n_cells = sum((right + 1) * (wrong + 1) for right, wrong in compositions)
+    return (_small_grids if n_cells <= 1 << 14 else _join_grids)(cells, compositions, device)
+
+
+def _join_grids(cells: Cells, compositions: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, dict]:
     start, at, parts = {}, 0, []
     for composition in compositions:
         start[composition] = at
@@ -73,6 +77,9 @@ def _grids(cells: Cells, compositions: tuple[tuple[int, int], ...], device: str)
         at += parts[-1].shape[1]
     parts = parts or [cells(np.zeros(1, np.int64), np.zeros(1, np.int64), 0, 0)]
     return torch.from_numpy(np.concatenate(parts, axis=1)).to(device), start
+
+
+_small_grids = lru_cache(maxsize=128)(_join_grids)
 
 
 @lru_cache(maxsize=256)
