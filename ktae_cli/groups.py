@@ -20,7 +20,6 @@ class GroupIndex:
     codes: np.ndarray
     keys: list[str]
     sizes: np.ndarray
-    notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -32,7 +31,7 @@ class GroupIndex:
     def limited(self, n_groups: int) -> "GroupIndex":
         """Return the index of the first groups only; rows of the others get code -1."""
         codes = np.where(self.codes < n_groups, self.codes, -1)
-        return GroupIndex(codes, self.keys[:n_groups], self.sizes[:n_groups], self.notices, self.warnings)
+        return GroupIndex(codes, self.keys[:n_groups], self.sizes[:n_groups], self.warnings)
 
 
 def scan_groups(

@@ -9,11 +9,13 @@ import numpy as np
 
 from ktae_cli.catalogue import needs
 from ktae_cli.errors import InputError, MissingColumnError, PrerequisiteError
+from ktae_cli.estimators.base import check_parameters
 from ktae_cli.groups import GroupIndex, scan_groups
 from ktae_cli.mapping import Mapping, fits, resolve_mapping
 from ktae_cli.names import Spec
 from ktae_cli.pipeline import column_plan, parse_specs
 from ktae_cli.readers._retokenized import RetokenizedRollouts
+from ktae_cli.readers.base import Source
 from ktae_cli.rollouts import MAX_ID, ReadOptions
 from ktae_cli.schema import BY_NAME, is_score_column
 from ktae_cli.tokenizer_file import end_of_text_ids
@@ -48,7 +50,7 @@ class ScoreOptions:
 class Plan:
     """An input resolved against the options: everything known before the first token is scored."""
 
-    source: Any
+    source: Source
     mapping: Mapping
     index: GroupIndex
     specs: list[Spec]
@@ -65,7 +67,7 @@ class Plan:
         return int(np.count_nonzero(self.index.codes >= 0))
 
 
-def make_plan(source, options: ScoreOptions) -> Plan:
+def make_plan(source: Source, options: ScoreOptions) -> Plan:
     """Resolve columns, groups and estimators; everything that can be refused is refused here."""
     warnings: list[str] = []
 
@@ -112,7 +114,11 @@ def make_plan(source, options: ScoreOptions) -> Plan:
         tuple(sorted(token_columns)),
     )
     eos_ids = options.eos_ids or end_of_text_ids(decoder)
+    for spec in specs:
+        check_parameters(spec, eos_ids)
     columns = _output_names(source, mapping, list(column_plan(specs)), options)
+    if options.strict and warnings:
+        raise InputError(f"--strict, nothing is written: {warnings[0]}")
     return Plan(source, mapping, index, specs, read, decoder, eos_ids, columns, warnings)
 
 

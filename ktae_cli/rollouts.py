@@ -166,7 +166,7 @@ def _token_ids(array: pa.Array, errors: RowErrors) -> tuple[np.ndarray, np.ndarr
     values = list_values(array)
     if values.null_count:
         row_of = np.repeat(np.arange(len(lengths)), lengths)
-        errors.add(_rows(row_of[np.asarray(values.is_null())]), lambda row: "response_ids holds a null")
+        errors.add(np.unique(row_of[np.asarray(values.is_null())]), lambda row: "response_ids holds a null")
         values = values.fill_null(0)
     numbers = values.to_numpy(zero_copy_only=False) if len(values) else np.zeros(0, np.int32)
     if len(numbers):
@@ -176,15 +176,11 @@ def _token_ids(array: pa.Array, errors: RowErrors) -> tuple[np.ndarray, np.ndarr
             row_of = np.repeat(np.arange(len(lengths)), lengths)
             shown = dict(zip(row_of[outside][::-1].tolist(), numbers[outside][::-1].tolist(), strict=True))
             errors.add(
-                _rows(row_of[outside]),
+                np.unique(row_of[outside]),
                 lambda row: f"response_ids holds {shown[row]}, token ids lie between 0 and {MAX_ID}",
             )
             numbers = np.where(outside, 0, numbers)
     return numbers.astype(np.int32, copy=False), lengths
-
-
-def _rows(rows: np.ndarray) -> np.ndarray:
-    return np.unique(rows)
 
 
 def _check_lengths(name: str, array: pa.Array, lengths: np.ndarray, errors: RowErrors) -> None:
@@ -216,7 +212,7 @@ def _mask(array: pa.Array, lengths: np.ndarray, errors: RowErrors) -> np.ndarray
         numbers = np.asarray(values.cast(pa.float64(), safe=False).fill_null(np.nan))
         row_of = np.repeat(np.arange(len(lengths)), list_lengths(array)[0])
         odd = ~np.isin(numbers, (0.0, 1.0))
-        errors.add(_rows(row_of[odd]), lambda row: "response_mask holds a value other than 0 and 1")
+        errors.add(np.unique(row_of[odd]), lambda row: "response_mask holds a value other than 0 and 1")
     aligned = _aligned(array, lengths, True, bool)
     return None if aligned.all() else aligned
 

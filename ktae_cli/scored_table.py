@@ -21,23 +21,18 @@ class ScoredTable:
         self.plan, self.row = plan, 0
         self.ours = list(column_plan(plan.specs))
         schema = plan.source.schema
-        self.kept = [name for name in plan.columns if options.columns == "all"]
+        derived = {
+            "group_id": plan.mapping.derives_group_id,
+            "rollout_id": "rollout_id" not in plan.mapping.columns,
+        }
+        self.made = [name for name, is_derived in derived.items() if is_derived or options.columns == "added"]
+        self.kept = [
+            name for name, written in plan.columns.items() if options.columns == "all" and written not in self.made
+        ]
         fields = [schema.field(name).with_name(plan.columns[name]) for name in self.kept]
         self.keys = pa.array(plan.index.keys, pa.string())
         self.codes = plan.index.codes[plan.index.codes >= 0]
-        self.writes_group = options.columns == "added" or plan.mapping.derives_group_id
-        self.writes_rollout = options.columns == "added" or "rollout_id" not in plan.mapping.columns
-        if self.writes_group:
-            fields = [f for f in fields if f.name != "group_id"]
-            self.kept = [name for name in self.kept if plan.columns[name] != "group_id"]
-        if self.writes_rollout:
-            fields = [f for f in fields if f.name != "rollout_id"]
-            self.kept = [name for name in self.kept if plan.columns[name] != "rollout_id"]
-        ids = [
-            pa.field(n, pa.string())
-            for n, w in (("group_id", self.writes_group), ("rollout_id", self.writes_rollout))
-            if w
-        ]
+        ids = [pa.field(name, pa.string()) for name in self.made]
         results = [pa.field(name, pa.list_(pa.float32())) for name in self.ours]
         metadata = {k: v for k, v in (schema.metadata or {}).items() if k not in (METADATA_KEY, b"pandas")}
         self.schema = pa.schema(fields + ids + results, metadata=metadata or None)
@@ -48,9 +43,9 @@ class ScoredTable:
         columns = [batch.column(name) for name in self.kept]
         span = slice(self.row, self.row + len(batch))
         self.row += len(batch)
-        if self.writes_group:
+        if "group_id" in self.made:
             columns.append(self.keys.take(pa.array(self.codes[span])))
-        if self.writes_rollout:
+        if "rollout_id" in self.made:
             columns.append(self._rollout_ids(batch, span))
         columns += [list_column(results.columns[name], results.lengths, results.scored) for name in self.ours]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -77,10 +72,7 @@ def metadata_of(
         columns = {}
     if len(plan.mapping.group_key) == 1 and not plan.mapping.hashed:
         columns["group_id"] = _written_path(plan, plan.mapping.group_key[0])
-    if table.writes_group:
-        columns["group_id"] = "group_id"
-    if table.writes_rollout:
-        columns["rollout_id"] = "rollout_id"
+    columns |= {name: name for name in table.made}
     written = column_plan(plan.specs)
     return {
         "version": __version__,

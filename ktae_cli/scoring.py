@@ -41,11 +41,7 @@ def score_files(
         source = open_rollouts(inputs, scratch)
         _check_no_input(output, source.paths, "-o")
         plan = make_plan(source, options)
-        if options.strict and plan.warnings:
-            raise InputError(f"--strict: {plan.warnings[0]}")
-        has_tokens = options.write_tokens and any(
-            "key_weight" in declaration("estimators", s.name).columns for s in plan.specs
-        )
+        has_tokens = options.write_tokens and bool(_with_tokens(plan))
         tokens_out = tokens_out or output.with_name(output.name.removesuffix(".parquet") + TOKEN_TABLE_SUFFIX)
         if has_tokens:
             _check_no_input(tokens_out, [*source.paths, output], "--tokens-out")

@@ -115,3 +115,21 @@ def test_strict_names_the_warning_that_stops_it(tmp_path):
     path = write(tmp_path / "a.parquet", rollouts(reward=[None, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]))
     with pytest.raises(InputError, match=r"--strict, nothing is written: 1 row\(s\) have no reward"):
         ktae.score(path, output=tmp_path / "out.parquet", strict=True, warn=lambda text: None)
+
+
+def test_strict_stops_a_frame_at_the_warnings_of_its_groups():
+    table = rollouts(prompt=["a", "b"] * 4)
+    with pytest.raises(InputError, match=r"--strict, nothing is written: 2 of 2 groups hold several prompts"):
+        ktae.score(table, strict=True, warn=lambda text: None)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["dapo(max_length=100,buffer_length=200)", "ktae(alpha=0,beta=0)", "ktae(base=dapo(max_length=1,buffer_length=2))"],
+)
+def test_parameters_that_cannot_be_are_refused_by_a_dry_run(tmp_path, capsys, spec):
+    from ktae_cli.cli.app import run
+
+    path = write(tmp_path / "a.parquet", rollouts())
+    assert run(["score", str(path), "--dry-run", "-e", spec]) == 2
+    assert "error: " in capsys.readouterr().err

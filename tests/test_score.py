@@ -293,7 +293,7 @@ def test_strict_stops_on_a_group_of_one(tmp_path, capsys):
 
 def test_strict_stops_on_shared_rollout_ids(tmp_path, capsys):
     path = write(tmp_path / "in.parquet", four(group_id=["a", "a", "b", "b"], rollout_id=["1", "2", "1", "2"]))
-    assert "--strict: 2 rollout_id(s)" in refusal(capsys, tmp_path, "score", path, "--strict")
+    assert "--strict, nothing is written: 2 rollout_id(s)" in refusal(capsys, tmp_path, "score", path, "--strict")
 
 
 def test_strict_passes_a_clean_file(tmp_path):

@@ -102,7 +102,7 @@ def test_file_cut_anywhere_exits_2(tmp_path, capsys):
     data = rollouts_bytes(tmp_path / "in.parquet")
     for cut in [*range(0, 16), *range(16, len(data), 97), *range(len(data) - 12, len(data))]:
         (tmp_path / "in.parquet").write_bytes(data[:cut])
-        refusal(capsys, tmp_path, "score", tmp_path / "in.parquet")
+        assert "in.parquet: " in refusal(capsys, tmp_path, "score", tmp_path / "in.parquet")
 
 
 def test_data_with_flipped_bytes_never_shows_a_traceback(tmp_path, capsys):

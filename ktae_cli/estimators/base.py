@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 
+import torch
 from torch import Tensor
 
-from ktae_cli.batch import GroupBatch
+from ktae_cli.batch import TOKEN_COLUMNS, GroupBatch
 from ktae_cli.catalogue import needs as needs_of
 from ktae_cli.catalogue import resolve_spec
 from ktae_cli.errors import MissingColumnError
@@ -72,6 +73,19 @@ def estimate(spec: str | Spec, batch: GroupBatch) -> Estimate:
     if function.level == "rollout":
         return Estimate(batch.spread(function(batch, **dict(spec.arguments))))
     return function(batch, **dict(spec.arguments))
+
+
+def check_parameters(spec: str | Spec, eos_ids: tuple[int, ...] = ()) -> None:
+    """Run a spec on two rollouts of one token: parameters that cannot be are refused before anything is scored."""
+    zeros = torch.zeros(2)
+    estimate(
+        spec,
+        GroupBatch(
+            torch.zeros(2, dtype=torch.int32), torch.arange(3), torch.tensor([1.0, 0.0], dtype=torch.float64),
+            torch.tensor([1, 0], dtype=torch.int8), torch.zeros(2, dtype=torch.int64), eos_ids=eos_ids,
+            **dict.fromkeys(TOKEN_COLUMNS, zeros),
+        ),
+    )  # fmt: skip
 
 
 def check_needs(spec: Spec, available: set[str]) -> None:

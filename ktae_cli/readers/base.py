@@ -1,12 +1,40 @@
 """Arrow access shared by all readers: dotted paths and list columns of every physical type."""
 
 import hashlib
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ktae_cli.errors import InputError, MissingColumnError
+
+
+class Source(Protocol):
+    """What a reader gives: rows under one schema, read from the beginning as often as they are asked for."""
+
+    reader: str
+    schema: pa.Schema
+    n_rows: int
+
+    def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, all columns or the named top-level ones."""
+
+    def bytes_of(self, columns: list[str]) -> int:
+        """Return about how many bytes columns take in memory."""
+
+    def place(self, row: int) -> str:
+        """Name a row for a message."""
+
+    def row_names(self, rows: np.ndarray) -> list[str]:
+        """Return a stable name of each row, for rollouts without an id."""
+
+    def own_metadata(self) -> dict | None:
+        """Return what `ktae` wrote about the rows, or None."""
+
+    def fingerprints(self) -> list[dict[str, str]]:
+        """Return the base name and a hash of each file."""
 
 
 def has_path(schema: pa.Schema, path: str) -> bool:

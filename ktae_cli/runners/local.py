@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,25 +19,11 @@ from ktae_cli.memory import release_freed_memory
 from ktae_cli.names import Spec
 from ktae_cli.partition import Chunker, Spill
 from ktae_cli.pipeline import ScoredRows, column_plan, score_rows
+from ktae_cli.readers.base import Source
 from ktae_cli.rollouts import ReadOptions, Rollouts, read_rollouts, roots_to_read
 
 CHUNK_TOKENS = {"cpu": 128 << 10, "cuda": 16 << 20}
 """Tokens scored at once: on a CPU what its caches hold, on a GPU what keeps it busy."""
-
-
-class Source(Protocol):
-    """What the runner asks of a reader."""
-
-    schema: pa.Schema
-
-    def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, from the beginning at each call."""
-
-    def bytes_of(self, columns: list[str]) -> int:
-        """Return about how many bytes columns take in memory."""
-
-    def place(self, row: int) -> str:
-        """Name a row for a message."""
 
 
 @dataclass(frozen=True)
