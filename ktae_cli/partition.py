@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ktae_cli.readers.base import list_lengths, list_values
-from ktae_cli.rollouts import Rollouts, concat_rollouts
+from ktae_cli.rollouts import Rollouts, concat_rollouts, reward_parts
 
 BUCKET_BYTES = 4 << 20
 """Aim for the size of one bucket of a spill; at most `MAX_BUCKETS` files are open at once."""
@@ -88,14 +88,18 @@ class Spill:
         for writer in self.writers.values():
             writer.close()
 
-    def buckets(self) -> Iterator[tuple[Rollouts, np.ndarray]]:
-        """Yield (rows, their row numbers) bucket by bucket, groups in order of first appearance; files go as read."""
+    def buckets(self, keep: bool = False) -> Iterator[tuple[Rollouts, np.ndarray]]:
+        """Yield (rows, their row numbers) bucket by bucket, groups in order of first appearance.
+
+        Files go as they are read, unless they are kept for another pass.
+        """
         for b in range(self.n_buckets):
             if b not in self.writers:
                 continue
             with pa.OSFile(self._path(b)) as file:
                 table = pa.ipc.open_stream(file).read_all()
-            os.unlink(self._path(b))
+            if not keep:
+                os.unlink(self._path(b))
             group = table["group"].to_numpy()
             table = table.take(pa.array(np.argsort(group, kind="stable")))
             yield _from_arrow(table), table["row"].to_numpy()
@@ -119,6 +123,8 @@ def _to_arrow(rows: Rollouts, numbers: np.ndarray) -> pa.RecordBatch:
     columns["mask"] = pa.LargeListArray.from_arrays(offsets, pa.array(mask))
     for name, values in rows.tokens.items():
         columns[f"tokens.{name}"] = pa.LargeListArray.from_arrays(offsets, pa.array(values))
+    if rows.parts is not None:
+        columns["parts"] = _to_map(rows.parts, len(rows))
     if rows.trajectory is not None:
         columns["trajectory"] = pa.array(rows.trajectory, pa.large_string())
     if rows.step is not None:
@@ -141,4 +147,13 @@ def _from_arrow(table: pa.Table) -> Rollouts:
         table["trajectory"].to_numpy() if "trajectory" in table.column_names else None,
         table["step"].to_numpy() if "step" in table.column_names else None,
         {name[7:]: flat(name) for name in table.column_names if name.startswith("tokens.")},
+        reward_parts(table["parts"].combine_chunks()) if "parts" in table.column_names else None,
     )
+
+
+def _to_map(parts: dict[str, np.ndarray], n_rows: int) -> pa.MapArray:
+    """Return the parts of the rewards as one map column: their names may differ from batch to batch."""
+    offsets = pa.array(np.arange(n_rows + 1, dtype=np.int32) * len(parts))
+    names = pa.array(list(parts) * n_rows, pa.string())
+    values = np.stack(list(parts.values()), 1).ravel() if parts else np.zeros(0)
+    return pa.MapArray.from_arrays(offsets, names, pa.array(values, pa.float64()))

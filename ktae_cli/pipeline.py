@@ -6,11 +6,13 @@ import numpy as np
 import torch
 
 from ktae_cli.batch import GroupBatch
-from ktae_cli.catalogue import declaration, resolve_spec
+from ktae_cli.catalogue import columns as columns_of
+from ktae_cli.catalogue import resolve_spec
 from ktae_cli.errors import InputError
-from ktae_cli.estimators.base import estimate, moments_of
+from ktae_cli.estimators.base import PoolRequest, estimate, moments_of
 from ktae_cli.names import Spec
 from ktae_cli.rollouts import Rollouts
+from ktae_cli.stats.pooled import Pool
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def column_plan(specs: list[Spec]) -> dict[str, tuple[Spec, str]]:
     `advantages` and the plain `key_weight` are those of the first estimator that has them; with several estimators
     each also has `adv_<slug>`, and `key_weight_<slug>` where it computes one.
     """
-    extras = {spec: declaration("estimators", spec.name).columns for spec in specs}
+    extras = {spec: columns_of(spec) for spec in specs}
     plan: dict[str, tuple[Spec, str]] = {"advantages": (specs[0], "advantages")}
     for spec in specs:
         if "key_weight" in extras[spec]:
@@ -51,18 +53,22 @@ def score_rows(
     device: str = "cpu",
     eos_ids: tuple[int, ...] = (),
     want_tokens: bool = True,
+    pooled: dict[str, Pool] | None = None,
 ) -> ScoredRows:
-    """Score rows of whole groups; the rows of a group may stand in any order."""
+    """Score rows of whole groups; the rows of a group may stand in any order.
+
+    pooled: the statistics of the whole input that the specs ask for; None when these rows are the whole.
+    """
     rows = share_rewards(rows)
     layout = lay_out(rows)
-    batch = to_batch(rows, layout, device, eos_ids)
+    batch = to_batch(rows, layout, device, eos_ids, pooled)
     estimates = {spec: estimate(spec, batch) for spec in specs}
     columns = {}
     for name, (spec, result) in plan.items():
         found = estimates[spec]
         values = found.advantages if result == "advantages" else found.columns[result]
         flat = values.cpu().numpy()
-        if not np.isfinite(flat).all():
+        if flat.dtype != bool and not np.isfinite(flat).all():
             raise InputError(f"{spec} gives values that are not finite: its parameters or the rewards are too large")
         columns[name] = layout.to_rows(flat)
     tokens = []
@@ -72,6 +78,15 @@ def score_rows(
         tokens = [(s, _token_rows(e.tokens(), group_codes)) for s, e in estimates.items() if e.tokens is not None]
     lengths = np.where(rows.scored, rows.lengths, 0)
     return ScoredRows(rows.scored, lengths, columns, tokens, _count(rows, batch))
+
+
+def gather_pools(
+    rows: Rollouts, requests: list[PoolRequest], known: dict[str, Pool], device: str = "cpu"
+) -> dict[str, Pool]:
+    """Gather what a part of the input, rows of whole groups, adds to the statistics of the whole."""
+    rows = share_rewards(rows)
+    batch = to_batch(rows, lay_out(rows), device, (), known)
+    return {request.key: request.gather(batch, known.get(request.key)) for request in requests}
 
 
 @dataclass(frozen=True)
@@ -161,7 +176,9 @@ def _check_parts(rows: Rollouts, order: np.ndarray, rollout: np.ndarray, first_r
             )
 
 
-def to_batch(rows: Rollouts, layout: Layout, device: str, eos_ids: tuple[int, ...]) -> GroupBatch:
+def to_batch(
+    rows: Rollouts, layout: Layout, device: str, eos_ids: tuple[int, ...], pooled: dict[str, Pool] | None = None
+) -> GroupBatch:
     """Build the GroupBatch of the laid-out rows on a device."""
 
     def tokens(values: np.ndarray | None):
@@ -183,7 +200,11 @@ def to_batch(rows: Rollouts, layout: Layout, device: str, eos_ids: tuple[int, ..
         group_index=_tensor(layout.group_index).to(device),
         response_mask=tokens(rows.mask),
         step=None if rows.step is None else _tensor(rows.step[first]).to(device),
+        rewards_by_name=None
+        if rows.parts is None
+        else {name: _tensor(values[first]).to(device) for name, values in rows.parts.items()},
         eos_ids=eos_ids,
+        pooled=pooled,
         **{name: tokens(values) for name, values in rows.tokens.items()},
     )
 

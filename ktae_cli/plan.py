@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ktae_cli.catalogue import needs
+from ktae_cli.catalogue import needs, scope
 from ktae_cli.errors import InputError, MissingColumnError, PrerequisiteError
-from ktae_cli.estimators.base import check_parameters
+from ktae_cli.estimators.base import check_needs, check_parameters
 from ktae_cli.groups import GroupIndex, scan_groups
 from ktae_cli.mapping import Mapping, fits, resolve_mapping
 from ktae_cli.names import Spec
@@ -17,9 +18,9 @@ from ktae_cli.pipeline import column_plan, parse_specs
 from ktae_cli.readers._retokenized import RetokenizedRollouts
 from ktae_cli.readers.base import Source
 from ktae_cli.rollouts import MAX_ID, ReadOptions
-from ktae_cli.schema import BY_NAME, is_score_column
+from ktae_cli.schema import BY_NAME, STAND_INS, is_score_column
 from ktae_cli.tokenizer_file import end_of_text_ids
-from ktae_cli.tokens import choose_decoder
+from ktae_cli.tokens import choose_decoder, plain_text
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,10 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
     specs = parse_specs(list(options.estimators))
     mapping = resolve_mapping(source.schema, options.map, list(options.group_by))
     source, mapping = _with_token_ids(source, mapping, options, warn)
-    _check_columns(mapping, specs, options)
+    beside = getattr(source, "paths", [])
+    decoder, origin = choose_decoder(options.tokenizer, beside, "response_tokens" in mapping.columns)
+    has_text = hasattr(decoder, "tokenizer")
+    _check_columns(mapping, specs, options, has_text)
     for text in mapping.notices:
         options.notice(f"column {text}")
     if "reward" not in mapping.columns:
@@ -102,17 +106,20 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
         options.notice(
             f"no group column: {len(index.keys)} groups of {shown} rollouts by {' + '.join(mapping.group_key)}"
         )
-    beside = getattr(source, "paths", [])
-    decoder, origin = choose_decoder(options.tokenizer, beside, "response_tokens" in mapping.columns)
     options.notice(origin)
-    token_columns = {name for spec in specs for name in needs(spec) if BY_NAME[name].dtype == "list<float32>"}
+    wanted = _wanted_columns(mapping, specs, options)
     read = ReadOptions(
         options.correct_threshold,
         options.reward_from,
         options.truncated,
         options.on_error,
-        tuple(sorted(token_columns)),
+        tuple(sorted(name for name in wanted if BY_NAME[name].dtype == "list<float32>")),
+        "rewards" in wanted,
+        "response_tokens" in wanted,
+        partial(plain_text, decoder) if has_text else None,
     )
+    if any(scope(spec) == "batch" for spec in specs) and "step" not in mapping.columns:
+        _speak_of_steps(source, options, warn)
     eos_ids = options.eos_ids or end_of_text_ids(decoder)
     for spec in specs:
         check_parameters(spec, eos_ids)
@@ -152,7 +159,31 @@ def _with_token_ids(source, mapping: Mapping, options: ScoreOptions, warn: Calla
     return source, resolve_mapping(source.schema, options.map, list(options.group_by))
 
 
-def _check_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions) -> None:
+def _wanted_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions) -> set[str]:
+    """Return the columns that the specs need, stand-ins for those that are absent, and say which stand in."""
+    wanted = set()
+    for name in dict.fromkeys(name for spec in specs for name in needs(spec)):
+        stand_in = STAND_INS.get(name)
+        if stand_in and name not in mapping.columns:
+            users = ", ".join(str(spec) for spec in specs if name in needs(spec))
+            options.notice(f"no {name}: {users} take{'' if ', ' in users else 's'} {stand_in}")
+            name = stand_in
+        wanted.add(name)
+    return wanted
+
+
+def _speak_of_steps(source, options: ScoreOptions, warn: Callable[[str], None]) -> None:
+    """Say that all rollouts are one batch, or warn where a step column cannot tell batches apart."""
+    if "step" in source.schema.names:
+        dtype = source.schema.field("step").type
+        warn(
+            f"column 'step' is {dtype}, expected whole numbers: all rollouts are taken as one batch; --map step=COLUMN"
+        )
+    else:
+        options.notice("no step column: all rollouts are one batch of the trainer")
+
+
+def _check_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions, has_text: bool) -> None:
     have = set(mapping.columns)
     if not {"reward", "correct"} & have:
         looked = ", ".join(n for c in ("reward", "correct") for n in (c, *BY_NAME[c].aliases))
@@ -163,13 +194,9 @@ def _check_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions) -
         raise MissingColumnError(
             f"--truncated {options.truncated} needs finish_reason; name it with --map finish_reason=COLUMN"
         )
+    have |= {"reward"} | ({"response_tokens"} if has_text else set())
     for spec in specs:
-        missing = [name for name in needs(spec) if name not in have | {"reward"}]
-        if missing:
-            raise MissingColumnError(
-                f"{spec} needs {', '.join(missing)}, which the input does not have; "
-                f"name a column with --map {missing[0]}=COLUMN, or choose another estimator"
-            )
+        check_needs(spec, have)
 
 
 def _output_names(source, mapping: Mapping, ours: list[str], options: ScoreOptions) -> dict[str, str]:

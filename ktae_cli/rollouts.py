@@ -9,8 +9,10 @@ import pyarrow.compute as pc
 
 from ktae_cli.errors import InputError
 from ktae_cli.mapping import Mapping
-from ktae_cli.readers.base import column_at, list_lengths, list_values, root_of
+from ktae_cli.readers.base import column_at, decoded, list_lengths, list_values, root_of
 from ktae_cli.schema import COLUMNS
+from ktae_cli.spans import marks_of_ids, marks_of_texts
+from ktae_cli.tokens import plain_stored_texts
 
 MAX_ID = 2**31 - 1
 MAX_REWARD = 1e30
@@ -28,6 +30,11 @@ class ReadOptions:
     on_error: str = "stop"
     token_columns: tuple[str, ...] = ()
     """Canonical per-token float columns that the estimators need."""
+    reward_parts: bool = False
+    """Read the named parts of the reward."""
+    text_marks: bool = False
+    """Mark where the decoded text can be cut, from the tokenizer's text of the ids, else from response_tokens."""
+    text_of: Callable[[int], str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Rollouts:
     mask: np.ndarray | None = None  # (n_tokens,) bool
     trajectory: np.ndarray | None = None  # (n_rows,) object, rollout_id text
     step: np.ndarray | None = None  # (n_rows,) int64
-    tokens: dict[str, np.ndarray] = field(default_factory=dict)  # name -> (n_tokens,) float32
+    tokens: dict[str, np.ndarray] = field(default_factory=dict)  # name -> (n_tokens,) float32, text_marks uint8
+    parts: dict[str, np.ndarray] | None = None  # named part of the reward -> (n_rows,) float64, NaN without it
     n_truncated: int = 0
     n_skipped: int = 0
     first_error: str = ""
@@ -61,6 +69,7 @@ class Rollouts:
             None if self.trajectory is None else self.trajectory[rows],
             None if self.step is None else self.step[rows],
             {name: values[flat] for name, values in self.tokens.items()},
+            None if self.parts is None else {name: values[rows] for name, values in self.parts.items()},
         )  # fmt: skip
 
 
@@ -77,8 +86,14 @@ def concat_rollouts(parts: list[Rollouts]) -> Rollouts:
     if any(part.mask is not None for part in parts):
         masks = np.concatenate([np.ones(len(p.token_ids), bool) if p.mask is None else p.mask for p in parts])
     tokens = {name: np.concatenate([part.tokens[name] for part in parts]) for name in parts[0].tokens}
+    rewards = None
+    if parts[0].parts is not None:
+        rewards = {
+            name: np.concatenate([part.parts.get(name, np.full(len(part), np.nan)) for part in parts])
+            for name in sorted({name for part in parts for name in part.parts})
+        }
     fields = ("group", "reward", "correct", "scored", "lengths", "token_ids")
-    return Rollouts(*map(join, fields), masks, join("trajectory"), join("step"), tokens)
+    return Rollouts(*map(join, fields), masks, join("trajectory"), join("step"), tokens, rewards)
 
 
 def read_rollouts(
@@ -99,7 +114,9 @@ def read_rollouts(
     if "response_mask" in column:
         masks = _mask(column["response_mask"], lengths, errors)
     for name in options.token_columns:
-        token_columns[name] = _token_floats(name, column[name], lengths, errors)
+        token_columns[name] = _token_floats(name, column[name], lengths, masks, errors)
+    if options.text_marks:
+        token_columns["text_marks"] = _text_marks(ids, lengths, options, column, place)
     reward, correct = reward_and_verdict(column, options, errors)
     truncated = was_truncated(column.get("finish_reason"), len(batch))
     if options.truncated == "zero":
@@ -108,9 +125,12 @@ def read_rollouts(
         masks = (np.ones(len(ids), bool) if masks is None else masks) & ~np.repeat(truncated, lengths)
     trajectory = column["rollout_id"].cast(pa.string()).to_numpy(False) if "rollout_id" in column else None
     step = np.asarray(column["step"].cast(pa.int64(), safe=False).fill_null(-1)) if "step" in column else None
+    parts = reward_parts(column["rewards"]) if options.reward_parts else None
+    if parts and options.truncated == "zero":
+        parts = {name: np.where(truncated, 0.0, values) for name, values in parts.items()}
     scored = ~np.isnan(reward) & ~errors.bad
     rows = Rollouts(
-        group, reward, correct, scored, lengths, ids, masks, trajectory, step, token_columns,
+        group, reward, correct, scored, lengths, ids, masks, trajectory, step, token_columns, parts,
         int(truncated.sum()), int(errors.bad.sum()), errors.first,
     )  # fmt: skip
     return _without_bad_tokens(rows, errors.bad)
@@ -133,7 +153,8 @@ def _without_bad_tokens(rows: Rollouts, bad: np.ndarray) -> Rollouts:
 
 def _read_names(options: ReadOptions) -> set[str]:
     names = {column.name for column in COLUMNS if column.level == "token"}
-    return names | {"rollout_id", "reward", "correct", "finish_reason", "step"}
+    names |= {"rollout_id", "reward", "correct", "finish_reason", "step"}
+    return names | ({"rewards"} if options.reward_parts else set())
 
 
 def roots_to_read(mapping: Mapping, options: ReadOptions, schema: pa.Schema) -> list[str]:
@@ -191,13 +212,18 @@ def _check_lengths(name: str, array: pa.Array, lengths: np.ndarray, errors: RowE
     )
 
 
-def _aligned(array: pa.Array, lengths: np.ndarray, missing: float | bool, dtype: type) -> np.ndarray:
+def _aligned(
+    array: pa.Array, lengths: np.ndarray, missing: float | bool, dtype: type, null: float | bool = False
+) -> np.ndarray:
     """Return list values aligned to the ids: rows that are null or of another length are filled with `missing`."""
     own, valid = list_lengths(array)
     values = list_values(array)
     if pa.types.is_null(values.type):
         return np.full(int(lengths.sum()), missing, dtype)
-    flat = values.fill_null(False if pa.types.is_boolean(values.type) else 0).to_numpy(zero_copy_only=False)
+    if values.null_count:
+        filled = values.cast(pa.float64(), safe=False) if pa.types.is_decimal(values.type) or null != 0 else values
+        values = filled.fill_null(null)
+    flat = values.to_numpy(zero_copy_only=False)
     fits = valid & (own == lengths)
     if fits.all():
         return flat.astype(dtype, copy=False)
@@ -217,10 +243,59 @@ def _mask(array: pa.Array, lengths: np.ndarray, errors: RowErrors) -> np.ndarray
     return None if aligned.all() else aligned
 
 
-def _token_floats(name: str, array: pa.Array, lengths: np.ndarray, errors: RowErrors) -> np.ndarray:
+def _token_floats(
+    name: str, array: pa.Array, lengths: np.ndarray, mask: np.ndarray | None, errors: RowErrors
+) -> np.ndarray:
+    """Return a needed per-token column (n_tokens,) float32; off the mask a value that is no number becomes 0."""
     _, valid = list_lengths(array)
     errors.add(~valid & (lengths > 0), lambda row: f"{name} is null, and the estimator needs it")
-    return _aligned(array, lengths, np.nan, np.float32)
+    values = _aligned(array, lengths, np.nan, np.float32, null=np.nan)
+    odd = ~np.isfinite(values)
+    if odd.any():
+        row_of = np.repeat(np.arange(len(lengths)), lengths)
+        counted = odd if mask is None else odd & mask
+        shown = dict(zip(row_of[counted][::-1].tolist(), values[counted][::-1].tolist(), strict=True))
+        errors.add(
+            np.unique(row_of[counted]),
+            lambda row: f"{name} holds {shown[row]:g} at a token of the policy, expected a finite number",
+        )
+        values = np.where(odd, np.float32(0), values)
+    return values
+
+
+def _text_marks(
+    ids: np.ndarray, lengths: np.ndarray, options: ReadOptions, column: dict[str, pa.Array], place: Callable[[int], str]
+) -> np.ndarray:
+    """Return the marks of each token's text (n_tokens,) uint8, from the tokenizer or from the stored texts."""
+    if options.text_of:
+        return marks_of_ids(ids, options.text_of)
+    encoded = list_values(column["response_tokens"]).cast(pa.large_string()).dictionary_encode()
+    texts = decoded(encoded.dictionary, "response_tokens", place(0))
+    marks = marks_of_texts(plain_stored_texts(texts))
+    flat = np.append(marks, np.uint8(0))[np.asarray(encoded.indices.fill_null(len(marks)))]
+    return _aligned(pa.ListArray.from_arrays(_offsets(column["response_tokens"]), pa.array(flat)), lengths, 0, np.uint8)
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(list_lengths(array)[0])]).astype(np.int32))
+
+
+def reward_parts(array: pa.Array) -> dict[str, np.ndarray]:
+    """Return the named parts of a map or struct column, name -> (n_rows,) float64, NaN where a row lacks a part."""
+    parts = {}
+    if pa.types.is_struct(array.type):
+        for i, name in enumerate(field.name for field in array.type):
+            values = pc.struct_field(array, [i])
+            if pa.types.is_boolean(values.type):
+                values = values.cast(pa.int8())
+            numbers = values.cast(pa.float64(), safe=False).fill_null(np.nan)
+            parts[name] = numbers.to_numpy(zero_copy_only=False).astype(np.float64)
+        return parts
+    for row, pairs in enumerate(array.to_pylist()):
+        for name, value in pairs or ():
+            part = parts.setdefault(name, np.full(len(array), np.nan))
+            part[row] = np.nan if value is None else value
+    return parts
 
 
 def reward_and_verdict(

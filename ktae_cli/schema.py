@@ -46,6 +46,9 @@ COLUMNS = (
     Column("entropy", "list<float32>", "entropy of a later policy at each position, nats", "token"),
     Column("ref_log_probs", "list<float32>", "log-probabilities under a reference policy", "token"),
     Column("sum_pi_squared", "list<float32>", "sum of squared probabilities of the policy at each position", "token"),
+    Column("positive_log_probs", "list<float32>", "log-probabilities under a model of right rollouts", "token"),
+    Column("negative_log_probs", "list<float32>", "log-probabilities under a model of wrong rollouts", "token"),
+    Column("contrast_log_z", "list<float32>", "log of the normaliser of the two models' contrast", "token"),
     Column("token_rewards", "list<float32>", "reward of each token", "token"),
     Column("rewards", "map<string, float64>", "named parts of the reward"),
     Column("turn_ids", "list<int32>", "turn of each token in a multi-turn rollout", "token"),
@@ -56,14 +59,24 @@ COLUMNS = (
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 
+# Where a column is absent, methods that need it take the other one and say so.
+STAND_INS = {"old_log_probs": "rollout_log_probs"}
+
 # A uid names the prompt of one policy snapshot by itself; the others repeat at every step.
 UID_COLUMNS = ("group_id", "uid")
 
 # Columns that `score` writes; an input column of such a name moves aside.
 SCORE_COLUMNS = ("advantages", "key_weight")
-SCORE_PREFIXES = ("adv_", "key_weight_", "ratio_", "grad_weight_", "loss_weight_", "kl_", "mask_", "kl_mask_")
+SCORE_PREFIXES = (
+    "adv_", "key_weight_", "ratio_", "grad_weight_", "loss_weight_", "kl_", "mask_", "kl_mask_", "contrast_",
+)  # fmt: skip
 
 
 def is_score_column(name: str) -> bool:
     """Tell whether `score` may write a column of this name."""
-    return name in SCORE_COLUMNS or name.startswith(SCORE_PREFIXES)
+    return name not in BY_NAME and (name in SCORE_COLUMNS or name.startswith(SCORE_PREFIXES))
+
+
+def holds_flags(result: str) -> bool:
+    """Tell whether a result of an estimator (`mask`, `kl_mask`) is true or false at each token, not a number."""
+    return result in ("mask", "kl_mask")

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ktae_cli.catalogue import declaration, spell_out
+from ktae_cli.catalogue import needs, scope, sources, spell_out
+from ktae_cli.names import Spec
 from ktae_cli.pipeline import column_plan
 from ktae_cli.plan import Plan, ScoreOptions
 from ktae_cli.readers.base import column_at, root_of
-from ktae_cli.schema import METADATA_KEY, SCHEMA_VERSION
+from ktae_cli.schema import METADATA_KEY, SCHEMA_VERSION, STAND_INS, holds_flags
 from ktae_cli.version import __version__
 from ktae_cli.writers.scored import list_column
 
@@ -33,7 +34,10 @@ class ScoredTable:
         self.keys = pa.array(plan.index.keys, pa.string())
         self.codes = plan.index.codes[plan.index.codes >= 0]
         ids = [pa.field(name, pa.string()) for name in self.made]
-        results = [pa.field(name, pa.list_(pa.float32())) for name in self.ours]
+        results = [
+            pa.field(name, pa.list_(pa.bool_() if holds_flags(result) else pa.float32()))
+            for name, (_, result) in column_plan(plan.specs).items()
+        ]
         metadata = {k: v for k, v in (schema.metadata or {}).items() if k not in (METADATA_KEY, b"pandas")}
         self.schema = pa.schema(fields + ids + results, metadata=metadata or None)
         self.numbers = np.flatnonzero(plan.index.codes >= 0)
@@ -83,8 +87,9 @@ def metadata_of(
                 "spec": str(spec),
                 "slug": spec.slug,
                 "parameters": spell_out(spec),
-                "scope": declaration("estimators", spec.name).scope,
+                "scope": scope(spec),
                 "columns": [name for name, (owner, _) in written.items() if owner == spec],
+                **_origin(plan, spec),
             }
             for spec in plan.specs
         ],
@@ -97,3 +102,10 @@ def metadata_of(
         "inputs": plan.source.fingerprints(),
         "token_table": tokens,
     }
+
+
+def _origin(plan: Plan, spec: Spec) -> dict[str, Any]:
+    """Return what stood in for absent columns, and where an estimator comes from that is not part of the project."""
+    used = {name: STAND_INS[name] for name in needs(spec) if name in STAND_INS and name not in plan.mapping.columns}
+    elsewhere = sources(spec)
+    return ({"stand_ins": used} if used else {}) | ({"sources": elsewhere} if elsewhere else {})

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ktae_cli.catalogue import declaration, needs
+from ktae_cli.catalogue import columns, needs
 from ktae_cli.errors import InputError
 from ktae_cli.inputs import TOKEN_TABLE_SUFFIX, expand_inputs, open_rollouts
 from ktae_cli.names import Spec
@@ -76,7 +76,7 @@ def _check_no_input(target: Path, others: list[Path], option: str) -> None:
 
 def _with_tokens(plan: Plan) -> list[Spec]:
     """Return the specs that write into the token table."""
-    return [spec for spec in plan.specs if "key_weight" in declaration("estimators", spec.name).columns]
+    return [spec for spec in plan.specs if "key_weight" in columns(spec)]
 
 
 def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens) -> dict[str, int]:

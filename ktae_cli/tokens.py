@@ -349,6 +349,19 @@ def token_of_id(token_id: int) -> Token:
     return Token(text.encode(), text, "id")
 
 
+def plain_text(decoder: Decoder, token_id: int) -> str:
+    """Return the text of one id as it stands in a response, its blanks included; broken characters as �."""
+    if isinstance(decoder, BytesDecoder):
+        return decoder.token(token_id).data.decode("utf-8", "replace")
+    return "".join(piece.text for piece in decoder.pieces([token_id]))
+
+
+def plain_stored_texts(texts: Sequence[str | None]) -> list[str]:
+    """Return stored texts of tokens with byte-level glyphs (Ġ) and ▁ as the characters that they stand for."""
+    to_bytes = stored_alphabet(texts)
+    return ["" if t is None else _stored_token(t, to_bytes).data.decode("utf-8", "replace") for t in texts]
+
+
 def id_text(token_id: int) -> str:
     """Return an id as it is shown: ⟨1234⟩."""
     return f"⟨{token_id}⟩"

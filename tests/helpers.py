@@ -37,7 +37,10 @@ def rewarded(rewards, lengths=None) -> list[Rollout]:
 
 
 def batch_of(groups, columns=(), *, device="cpu", **fields) -> GroupBatch:
-    """Build the batch of groups of rollouts, with the named token columns."""
+    """Build the batch of groups of rollouts, with the named token columns, `rewards` and `response_tokens`.
+
+    The parts of a reward follow from it, the marks of a token's text from its id.
+    """
     rows = [row for group in groups for row in group]
     lengths = torch.tensor([len(row.ids) for row in rows], dtype=torch.int64)
 
@@ -46,6 +49,13 @@ def batch_of(groups, columns=(), *, device="cpu", **fields) -> GroupBatch:
         parts = [np.random.default_rng([row.seed, at]).uniform(0.05, 0.95, len(row.ids)) for row in rows]
         return torch.from_numpy(np.concatenate([np.zeros(0), *parts]).astype(np.float32)).to(device)
 
+    columns = set(columns)
+    if "rewards" in columns:
+        rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64, device=device)
+        fields["rewards_by_name"] = {"exact": rewards, "format": 2 * rewards - rewards.square()}
+    if "response_tokens" in columns:
+        marks = [i % 7 * 37 % 256 for row in rows for i in row.ids]
+        fields["text_marks"] = torch.tensor(marks, dtype=torch.uint8, device=device)
     return GroupBatch(
         token_ids=torch.tensor([i for row in rows for i in row.ids], dtype=torch.int64, device=device),
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device),
@@ -54,7 +64,7 @@ def batch_of(groups, columns=(), *, device="cpu", **fields) -> GroupBatch:
         group_index=torch.tensor([g for g, group in enumerate(groups) for _ in group], dtype=torch.int64).to(device),
         response_mask=torch.tensor([m for row in rows for m in row.mask], dtype=torch.bool, device=device),
         step=torch.tensor([row.step for row in rows], dtype=torch.int64, device=device),
-        **{name: drawn(name) for name in columns},
+        **{name: drawn(name) for name in TOKEN_COLUMNS if name in columns},
         **fields,
     )
 

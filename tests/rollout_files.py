@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ktae_cli.batch import TOKEN_COLUMNS
 from ktae_cli.cli.app import run
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -24,6 +25,17 @@ def four(**columns) -> pa.Table:
         "response_ids": [[1, 2], [2, 3], [3], [1]],
     }
     return pa.table({name: values for name, values in (base | columns).items() if values is not None})
+
+
+def with_every_column(rollouts: pa.Table) -> pa.Table:
+    """Add whatever an estimator may need: every per-token column, stored text, and the parts of the reward."""
+    lengths = [len(ids) for ids in rollouts["response_ids"].to_pylist()]
+    columns = {name: [[0.25] * n for n in lengths] for name in TOKEN_COLUMNS}
+    columns["response_tokens"] = [["a "] * n for n in lengths]
+    columns["rewards"] = [{"exact": reward, "format": 0.5} for reward in rollouts["reward"].to_pylist()]
+    for name, values in columns.items():
+        rollouts = rollouts.append_column(name, pa.array(values))
+    return rollouts
 
 
 def write(path: Path, table: pa.Table, **options) -> Path:

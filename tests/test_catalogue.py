@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ktae_cli import catalogue
-from ktae_cli.catalogue import Ids, declaration, needs, resolve_spec, spell_out, unknown_name
+from ktae_cli.catalogue import Ids, Numbers, declaration, needs, resolve_spec, spell_out, unknown_name
 from ktae_cli.errors import KtaeError, UnknownNameError
 from ktae_cli.names import Spec
-from ktae_cli.schema import BY_NAME
+from ktae_cli.schema import BY_NAME, SCORE_COLUMNS, SCORE_PREFIXES
 from tests.helpers import ROOT
 
 ESTIMATORS = catalogue.names("estimators")
@@ -28,7 +28,7 @@ def imported(name):
 def kind_of(annotation) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         return "choice"
-    return "Ids" if annotation == Ids else annotation.__name__
+    return {Ids: "Ids", Numbers: "Numbers"}.get(annotation) or annotation.__name__
 
 
 def test_listing_and_declarations_import_no_plugin():
@@ -48,7 +48,7 @@ def test_listing_and_declarations_import_no_plugin():
 
 def test_names_are_the_files_of_the_folder():
     folder = Path(catalogue.__file__).parent / "estimators"
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "_ktae_family"}
+    files = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")} - {"base"}
     assert set(ESTIMATORS) == files
     assert {"dapo", "dr_grpo", "grpo", "ktae", "ktae_paper", "ktae_reference", "rloo"} <= set(ESTIMATORS)
     assert sorted(ESTIMATORS) == ESTIMATORS
@@ -71,7 +71,9 @@ def test_declared_parameters_agree_with_the_signature(name):
     parameters = declaration("estimators", name).parameters
     signature = inspect.signature(imported(name)).parameters
     hints = typing.get_type_hints(imported(name))
-    assert list(signature) == ["batch", *parameters]
+    pooled = ["pooled"] if declaration("estimators", name).scope == "batch" else []
+    assert list(signature) == ["batch", *pooled, *parameters]
+    assert hasattr(imported(name), "pool") == bool(pooled)
     for key, parameter in parameters.items():
         assert signature[key].kind is inspect.Parameter.KEYWORD_ONLY
         assert (parameter.default, type(parameter.default)) == (signature[key].default, type(signature[key].default))
@@ -84,7 +86,9 @@ def test_declaration_keeps_to_the_contract(name):
     declared = declaration("estimators", name)
     assert declared.level in ("rollout", "token")
     assert declared.scope in ("group", "batch")
-    assert set(declared.needs) <= set(BY_NAME)
+    assert {*declared.needs, *(c for columns in declared.needs_when.values() for c in columns)} <= set(BY_NAME)
+    assert {condition.partition("=")[0] for condition in declared.needs_when} <= set(declared.parameters)
+    assert {*SCORE_COLUMNS, *(prefix[:-1] for prefix in SCORE_PREFIXES)} >= set(declared.columns)
     for key, parameter in declared.parameters.items():
         default = parameter.default
         assert str(resolve_spec(Spec(name, ((key, default),)))) == name, f"the default of {key} is not its default"
@@ -97,7 +101,7 @@ def test_every_plugin_says_what_it_does(kind):
 
 
 def test_an_unknown_estimator_is_named_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown estimator 'ktea' \(nearest: ktae\); known: dapo, dr_grpo"):
+    with pytest.raises(UnknownNameError, match=r"unknown estimator 'ktea' \(nearest: ktae\); known: cdpo, cispo, dapo"):
         resolve_spec("ktea")
     with pytest.raises(UnknownNameError, match=r"unknown estimator 'grpoo' \(nearest: grpo\)"):
         resolve_spec("ktae(base=grpoo)")
@@ -109,8 +113,10 @@ def test_unknown_names_are_reported_together():
     assert str(unknown_name("export", ["x"], ["jsonl"])) == "unknown export 'x'; known: jsonl"
 
 
-def test_a_parameter_of_an_estimator_without_parameters_is_unknown():
-    with pytest.raises(UnknownNameError, match=r"unknown parameter of rloo: 'eps'.*known: none"):
+def test_an_unknown_parameter_is_named_with_those_that_every_estimator_has():
+    with pytest.raises(
+        UnknownNameError, match=r"unknown parameter of rloo: 'eps'.*known: aggregation, aggregation_length"
+    ):
         resolve_spec("rloo(eps=1)")
 
 
@@ -167,7 +173,7 @@ def test_spell_out_gives_every_parameter():
     assert values["zero_ids"] == [2, 5]
     assert values["alpha"] == 2.0
     assert values["tf"] == "code"
-    assert list(values) == list(declaration("estimators", "ktae").parameters)
+    assert list(values) == list(declaration("estimators", "ktae").accepted)
 
 
 def test_needs_include_those_of_the_base():

@@ -37,6 +37,7 @@ def values_of(parameter) -> st.SearchStrategy:
         "int": st.integers(-(2**31) + 1, 2**31 - 1),
         "bool": st.booleans(),
         "Spec": st.deferred(rollout_level_specs),
+        "Numbers": st.floats(-1e30, 1e30) | st.lists(st.floats(-1e30, 1e30), min_size=2, max_size=4).map(tuple),
         "Ids": st.sampled_from(["none", "eos"]) | ids | st.lists(ids, min_size=2, max_size=4).map(tuple),
     }[parameter.kind]
 

@@ -181,6 +181,8 @@ def test_metadata_states_scale_and_deviation(tmp_path):
         "eps": 1e-6,
         "ddof": 1,
         "singleton": "zero",
+        "aggregation": "none",
+        "aggregation_length": 0,
     }
 
 

@@ -371,3 +371,10 @@ def test_kill_leaves_the_previous_output_and_no_half_file(tmp_path, large):
     # What is left is hidden, and in nobody's way.
     assert ktae("score", large, "-n", 1, "-o", tmp_path / "out.parquet", "--force", "-q") == 0
     assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 8
+
+
+def test_a_missing_column_is_named_with_the_readers_that_can_supply_it(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", four())
+    message = refusal(capsys, tmp_path, "score", path, "-e", "gspo")
+    assert "gspo needs old_log_probs, log_probs, which the input does not have" in message
+    assert "--map old_log_probs=COLUMN" in message and "readers that can supply it: parquet" in message

@@ -5,32 +5,62 @@ from typing import Annotated
 
 import typer
 
-from ktae_cli.catalogue import Declaration, declaration, names, unknown_name
+from ktae_cli.catalogue import (
+    AGGREGATION,
+    Declaration,
+    Parameter,
+    declaration,
+    names,
+    take_files,
+    unknown_name,
+    unusable_estimators,
+)
 from ktae_cli.names import parse_spec, print_value
+from ktae_cli.tokens import visible
 
 _KINDS = ("estimators", "exports", "readers")
+_SCOPES = {"group": "group (each by itself)", "batch": "batch (statistics of all rollouts of a step, read beforehand)"}
+_SHOWN = {"Spec": "rollout-level estimator", "Ids": "ids", "Numbers": "number or numbers joined by +"}
 
 
-def explain(name: Annotated[str, typer.Argument(metavar="NAME", help="An estimator, export or reader.")]) -> None:
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="An estimator, export or reader; an estimator of a file as FILE.py:NAME."),
+    ],
+) -> None:
     """Explain an estimator, export or reader: formula, source, needs, parameters and degenerate cases."""
-    wanted = parse_spec(name).name
-    for kind in _KINDS:
-        if wanted in names(kind):
-            print(describe(kind.rstrip("s"), declaration(kind, wanted)))
-            return
-    raise unknown_name("name", [wanted], [known for kind in _KINDS for known in names(kind)])
+    wanted = parse_spec(take_files(name)).name
+    known = {kind: names(kind) for kind in _KINDS}
+    kind = next((kind for kind in _KINDS if wanted in known[kind]), "")
+    if not kind and wanted not in unusable_estimators():
+        raise unknown_name("name", [wanted], [other for kind in _KINDS for other in known[kind]])
+    kind = kind or "estimators"
+    print(visible(describe(kind.rstrip("s"), declaration(kind, wanted))))
 
 
 def describe(kind: str, item: Declaration) -> str:
     """Return the text that `ktae explain` prints: the docstring and what the source declares."""
-    lines = [f"{item.name} ({kind})", "", inspect.cleandoc(item.doc)]
+    lines = [f"{item.name} ({kind}{f' of {item.source}' if item.source else ''})", "", inspect.cleandoc(item.doc)]
     if kind == "estimator":
-        lines += ["", f"needs: {', '.join(item.needs)}; level: {item.level}; scope: {item.scope}"]
+        lines += ["", f"needs: {', '.join(item.needs)}"]
+        lines += [f"  {_condition(when)}: {', '.join(columns)} too" for when, columns in item.needs_when.items()]
+        lines.append(f"level: {item.level}; scope: {_SCOPES[item.scope]}")
         if item.columns:
             lines.append(f"columns beside the advantages: {', '.join(item.columns)}")
-    if item.parameters:
-        lines += ["", "parameters:"]
-        for p in item.parameters.values():
-            kind_of = "|".join(p.choices) or {"Spec": "estimator", "Ids": "ids"}.get(p.kind, p.kind)
-            lines.append(f"  {p.name}={print_value(p.default)}  ({kind_of})")
+    common = AGGREGATION if kind == "estimator" else {}
+    own = [parameter for parameter in item.parameters.values() if parameter.name not in common]
+    lines += ["", "parameters:", *map(_line, own)] if own else []
+    if common:
+        lines += ["", "parameters of every estimator, for the column loss_weight_<slug>:", *map(_line, common.values())]
     return "\n".join(lines)
+
+
+def _line(parameter: Parameter) -> str:
+    kind = "|".join(parameter.choices) or _SHOWN.get(parameter.kind, parameter.kind)
+    return f"  {parameter.name}={print_value(parameter.default)}  ({kind})"
+
+
+def _condition(when: str) -> str:
+    """Put the condition of a further need into words."""
+    return f"with {when}" if "=" in when else f"with any {when} but the default"

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ktae_cli.catalogue import declaration, names
+from ktae_cli.catalogue import declaration, names, unusable_estimators
 from ktae_cli.cli import options
+from ktae_cli.cli.console import say
+from ktae_cli.tokens import visible
 
 
 class Kind(StrEnum):
@@ -24,11 +26,20 @@ def list_plugins(
 ) -> None:
     """List what there is: estimators, readers or exports, one line each."""
     found = [declaration(kind.value, name) for name in names(kind.value)]
+    if kind == Kind.estimators:
+        for reason in unusable_estimators().values():
+            say(f"warning: {reason}")
     if json:
         print(
-            encoder.dumps([{"name": item.name, "summary": item.summary, "needs": list(item.needs)} for item in found])
+            encoder.dumps(
+                [
+                    {"name": item.name, "summary": item.summary, "needs": list(item.needs), "source": item.source}
+                    for item in found
+                ]
+            )
         )
         return
     width = max(len(item.name) for item in found)
     for item in found:
-        print(f"{item.name:{width}}  {item.summary}")
+        source = f" ({item.source})" if item.source else ""
+        print(visible(f"{item.name:{width}}  {item.summary}{source}"))

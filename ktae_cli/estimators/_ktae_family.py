@@ -163,21 +163,13 @@ def verdicts_of(batch: GroupBatch) -> Tensor:
 
 def class_totals(batch: GroupBatch) -> ClassTotals:
     """Count rollouts and unmasked tokens on the two sides of each group."""
-    lengths = counted_lengths(batch)
+    lengths = batch.counted_lengths
     correct = verdicts_of(batch)
     side = torch.where(correct >= 0, 2 * batch.group_index + correct, 2 * batch.n_groups)
     sums = torch.zeros((2 * batch.n_groups + 1, 2), dtype=torch.int64, device=lengths.device)
     sums.index_add_(0, side, torch.stack([torch.ones_like(lengths), lengths], 1))
     wrong, right = sums[:-1].view(-1, 2, 2).unbind(1)
     return ClassTotals(right[:, 0], wrong[:, 0], right[:, 1], wrong[:, 1])
-
-
-def counted_lengths(batch: GroupBatch) -> Tensor:
-    """Return the unmasked tokens of each rollout (n_rollouts,) int64."""
-    if batch.response_mask is None:
-        return batch.lengths
-    running = torch.cat([batch.offsets.new_zeros(1), torch.cumsum(batch.response_mask, 0)])
-    return running[batch.offsets[1:]] - running[batch.offsets[:-1]]
 
 
 def _leave_one_out(settings: Settings, batch: GroupBatch, counts: Counts, totals: ClassTotals) -> Tensor:
@@ -189,7 +181,7 @@ def _leave_one_out(settings: Settings, batch: GroupBatch, counts: Counts, totals
     entry, rollout, own, position_pair = _pairs(batch, counts)
     right = (batch.correct[rollout] == 1).to(torch.int64)
     wrong = 1 - right
-    group, length = counts.group[entry], counted_lengths(batch)[rollout]
+    group, length = counts.group[entry], batch.counted_lengths[rollout]
     # A group splits in two compositions: less a wrong rollout (2 g), less a right one (2 g + 1).
     n_correct = torch.stack([totals.n_correct, totals.n_correct - 1], 1).flatten()
     n_incorrect = torch.stack([totals.n_incorrect - 1, totals.n_incorrect], 1).flatten()

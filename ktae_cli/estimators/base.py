@@ -1,21 +1,35 @@
 """What every estimator shares: the declaration, the check before any compute, and the call."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ktae_cli.batch import TOKEN_COLUMNS, GroupBatch
-from ktae_cli.catalogue import needs as needs_of
-from ktae_cli.catalogue import resolve_spec
-from ktae_cli.errors import MissingColumnError
+from ktae_cli.catalogue import aggregation, bases, extension, missing_needs, own_arguments, resolve_spec
+from ktae_cli.catalogue import suppliers as readers_of
+from ktae_cli.errors import KtaeError, MissingColumnError
+from ktae_cli.estimators._loss_weight import loss_totals, loss_weights
+from ktae_cli.extensions import load_extension
 from ktae_cli.names import Spec
+from ktae_cli.schema import BY_NAME, STAND_INS
+from ktae_cli.stats.pooled import Pool
 from ktae_cli.stats.segments import Moments, moments_within_groups
 
-_BATCH_FIELDS = {"response_ids": "token_ids", "reward": "rewards"}
+BATCH_FIELDS = {
+    "response_ids": "token_ids",
+    "reward": "rewards",
+    "rewards": "rewards_by_name",
+    "response_tokens": "text_marks",
+}
+
+
+MAX_PASSES = 16
+"""A statistic of the whole input that is still open after so many passes will not be complete."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +45,36 @@ class Estimate:
     tokens: Callable[[], dict[str, Tensor]] | None = None
 
 
+@dataclass(frozen=True)
+class PoolRequest:
+    """One statistic of the whole input: gather(batch, known) -> Pool, run when those of `after` are complete.
+
+    known is what the passes so far have merged, None in the first.
+    """
+
+    key: str
+    gather: Callable[[GroupBatch, Pool | None], Pool]
+    after: tuple[str, ...] = ()
+
+
 def estimator(
-    *, needs: tuple[str, ...], level: str, scope: str, columns: tuple[str, ...] = ()
+    *,
+    needs: tuple[str, ...],
+    level: str,
+    scope: str,
+    columns: tuple[str, ...] = (),
+    needs_when: dict[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Declare an estimator: the canonical columns it needs, what it returns, and over what it pools.
 
     columns: the per-token columns that it returns beside the advantages.
+    needs_when: further needs, `parameter=value` or `parameter` (any value but the default) -> columns.
 
-    level "rollout": a tensor (n_rollouts,), spread over the mask here; "token": an `Estimate`.
-    scope "group": each group by itself; "batch": statistics of the whole batch.
+    level "rollout": a tensor (n_rollouts,), spread over the mask here; "token": an `Estimate`. A rollout-level
+    estimator may return an `Estimate` for parameters under which it differs along the response.
+    scope "group": each group by itself, fn(batch, …). "batch": fn(batch, pooled, …) with statistics of all rollouts
+    of a step; `fn.pool = gather` names gather(batch, known, …) -> `Pool`, with the same parameters.
+    `fn.in_loss = function` names function(batch, …) -> (n_rollouts,) bool where a method leaves rollouts out.
     """
 
     def declare(function: Callable) -> Callable:
@@ -53,13 +88,18 @@ def estimator(
 def load(spec: str | Spec) -> tuple[Callable, Spec]:
     """Import an estimator; return its function and the resolved spec."""
     spec = resolve_spec(spec)
+    found = extension(spec.name)
+    if found:
+        return load_extension(found), spec
     return getattr(import_module(f"ktae_cli.estimators.{spec.name}"), spec.name), spec
 
 
 def rollout_advantages(spec: str | Spec, batch: GroupBatch) -> Tensor:
     """Return the advantages (n_rollouts,) float64 of a rollout-level spec."""
-    function, spec = load(spec)
-    return function(batch, **dict(spec.arguments))
+    found = _call(spec, batch)
+    if isinstance(found, Estimate):
+        raise KtaeError(f"{spec} gives one advantage per token; a base gives one per rollout")
+    return found
 
 
 def estimate(spec: str | Spec, batch: GroupBatch) -> Estimate:
@@ -68,38 +108,131 @@ def estimate(spec: str | Spec, batch: GroupBatch) -> Estimate:
     Raises `MissingColumnError` when the batch lacks a column that the spec needs. Advantages are float32 and 0
     where response_mask is false.
     """
+    _, spec = load(spec)
+    present = {name for name in BY_NAME if _has(batch, name)}
+    check_needs(spec, present)
+    found = _call(spec, batch)
+    if not isinstance(found, Estimate):
+        found = Estimate(batch.spread(found))
+    if aggregation(spec) != "none":
+        weights = loss_weights(spec, batch, pooled_of(_loss_request(spec), batch), in_loss(spec, batch))
+        found = replace(found, columns={**found.columns, "loss_weight": weights})
+    return found
+
+
+def _call(spec: str | Spec, batch: GroupBatch) -> Any:
     function, spec = load(spec)
-    check_needs(spec, {name for name in needs_of(spec) if _has(batch, name)})
-    if function.level == "rollout":
-        return Estimate(batch.spread(function(batch, **dict(spec.arguments))))
-    return function(batch, **dict(spec.arguments))
+    arguments = own_arguments(spec)
+    pooled = (pooled_of(_own_request(spec), batch),) if function.scope == "batch" else ()
+    return function(batch, *pooled, **arguments)
+
+
+def pool_requests(specs: Iterable[Spec]) -> dict[str, PoolRequest]:
+    """Return the statistics of the whole input that specs need, their bases' first, by key."""
+    found: dict[str, PoolRequest] = {}
+    for spec in specs:
+        nested = pool_requests(bases(spec))
+        found |= nested
+        if load(spec)[0].scope == "batch":
+            request = _own_request(spec)
+            found[request.key] = replace(request, after=tuple(nested))
+        if aggregation(spec) != "none":
+            request = _loss_request(spec)
+            found[request.key] = replace(request, after=tuple(nested))
+    return found
+
+
+def _own_request(spec: Spec) -> PoolRequest:
+    function, spec = load(spec)
+    arguments = own_arguments(spec)
+    bare = Spec(spec.name, tuple(sorted(arguments.items())))
+    return PoolRequest(str(bare), partial(_gather, function, arguments))
+
+
+def _gather(function: Callable, arguments: dict[str, Any], batch: GroupBatch, known: Pool | None) -> Pool:
+    return function.pool(batch, known, **arguments)
+
+
+def _loss_request(spec: Spec) -> PoolRequest:
+    bare = Spec(spec.name, tuple(sorted(own_arguments(spec).items())))
+    return PoolRequest(f"loss of {bare}", lambda batch, known: loss_totals(batch, in_loss(spec, batch)))
+
+
+def pooled_of(request: PoolRequest, batch: GroupBatch) -> Pool:
+    """Return a statistic of the whole input: gathered beforehand, or from this batch where it is the whole."""
+    if batch.pooled is not None:
+        return batch.pooled[request.key]
+    key = ("pooled", request.key)
+    if key not in batch.memo:
+        known = request.gather(batch, None)
+        for _ in range(MAX_PASSES):
+            known = known if known.complete else request.gather(batch, known)
+        if not known.complete:
+            raise KtaeError(f"{request.key}: not complete after {MAX_PASSES} passes over the input")
+        batch.memo[key] = known
+    return batch.memo[key]
+
+
+def in_loss(spec: Spec, batch: GroupBatch) -> Tensor:
+    """Tell which rollouts (n_rollouts,) a spec or its base keeps in the loss; all, unless the method filters groups."""
+    function, spec = load(spec)
+    if hasattr(function, "in_loss"):
+        return function.in_loss(batch, **own_arguments(spec))
+    kept = torch.ones(batch.n_rollouts, dtype=torch.bool, device=batch.offsets.device)
+    for base in bases(spec):
+        kept &= in_loss(base, batch)
+    return kept
 
 
 def check_parameters(spec: str | Spec, eos_ids: tuple[int, ...] = ()) -> None:
     """Run a spec on two rollouts of one token: parameters that cannot be are refused before anything is scored."""
+    spec = resolve_spec(spec)
     zeros = torch.zeros(2)
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    parts = {f"part {i}": rewards for i in range(_most_numbers(spec))}
     estimate(
         spec,
         GroupBatch(
-            torch.zeros(2, dtype=torch.int32), torch.arange(3), torch.tensor([1.0, 0.0], dtype=torch.float64),
+            torch.zeros(2, dtype=torch.int32), torch.arange(3), rewards,
             torch.tensor([1, 0], dtype=torch.int8), torch.zeros(2, dtype=torch.int64), eos_ids=eos_ids,
+            text_marks=torch.zeros(2, dtype=torch.uint8), rewards_by_name=parts,
             **dict.fromkeys(TOKEN_COLUMNS, zeros),
         ),
     )  # fmt: skip
 
 
+def _most_numbers(spec: Spec) -> int:
+    """Return the length of the longest list in a spec or in its bases, at least 1: as many parts may a reward have."""
+    own = [len(value) for _, value in spec.arguments if isinstance(value, tuple)]
+    return max([1, *own, *map(_most_numbers, bases(spec))])
+
+
 def check_needs(spec: Spec, available: set[str]) -> None:
     """Raise `MissingColumnError` that names the columns which the spec needs and the input lacks."""
-    missing = [name for name in needs_of(spec) if name not in available]
+    missing = missing_needs(spec, available)
     if missing:
-        raise MissingColumnError(
-            f"{spec} needs {', '.join(missing)}, which the input does not have; "
-            f"name a column with --map {missing[0]}=COLUMN, or choose an estimator without it"
-        )
+        raise MissingColumnError(f"{spec} needs {', '.join(missing)}, which the input does not have; {remedy(missing)}")
+
+
+def remedy(missing: list[str]) -> str:
+    """Say what supplies missing columns: readers, `--map`, a tokenizer for text."""
+    name = missing[0]
+    readers = sorted(set.intersection(*(set(readers_of(column)) for column in missing)))
+    stand_in = f" (or {STAND_INS[name]})" if name in STAND_INS else ""
+    tokenizer = "give --tokenizer PATH, " if name == "response_tokens" else ""
+    return (
+        f"{name}{stand_in}: {BY_NAME[name].meaning}; {tokenizer}name a column with --map {name}=COLUMN, or choose "
+        f"another estimator (readers that can supply it: {', '.join(readers) or 'none'})"
+    )
 
 
 def _has(batch: GroupBatch, name: str) -> bool:
-    return getattr(batch, _BATCH_FIELDS.get(name, name)) is not None
+    return getattr(batch, BATCH_FIELDS.get(name, name), None) is not None
+
+
+def old_log_probs(batch: GroupBatch) -> Tensor:
+    """Return the log-probabilities of the policy that sampled: the trainer's, else the engine's."""
+    return batch.rollout_log_probs if batch.old_log_probs is None else batch.old_log_probs
 
 
 def moments_of(batch: GroupBatch, rewards: Tensor) -> Moments:

@@ -37,15 +37,25 @@ def dapo(
     """
     shaped = shaped_rewards(batch, max_length, buffer_length, penalty, floor)
     advantages = z_scores(batch, shaped, eps, ddof, "zero")
-    if filter:
-        known = batch.correct >= 0
-        verdict = torch.where(known, batch.correct, 0).to(torch.float64)
-        n_known = torch.bincount(batch.group_index[known], minlength=batch.n_groups)
-        n_right = torch.bincount(batch.group_index, weights=verdict, minlength=batch.n_groups)
-        dead = (n_known > 0) & ((n_right == 0) | (n_right == n_known))
-        dead |= moments_of(batch, batch.rewards).constant
-        advantages = torch.where(dead[batch.group_index], 0.0, advantages)
-    return advantages
+    return torch.where(_keeps(batch), advantages, 0.0) if filter else advantages
+
+
+def _in_loss(batch: GroupBatch, *, filter: bool = True, **_) -> Tensor:
+    """Tell which rollouts (n_rollouts,) stay in the batch: with the filter, those of groups with a contrast."""
+    return _keeps(batch) if filter else torch.ones_like(batch.correct, dtype=torch.bool)
+
+
+dapo.in_loss = _in_loss
+
+
+def _keeps(batch: GroupBatch) -> Tensor:
+    known = batch.correct >= 0
+    verdict = torch.where(known, batch.correct, 0).to(torch.float64)
+    n_known = torch.bincount(batch.group_index[known], minlength=batch.n_groups)
+    n_right = torch.bincount(batch.group_index, weights=verdict, minlength=batch.n_groups)
+    dead = (n_known > 0) & ((n_right == 0) | (n_right == n_known))
+    dead |= moments_of(batch, batch.rewards).constant
+    return ~dead[batch.group_index]
 
 
 def shaped_rewards(

@@ -15,6 +15,9 @@ from ktae_cli.errors import InputError
 from ktae_cli.readers.base import list_lengths, list_values
 from ktae_cli.schema import METADATA_KEY
 
+SUPPLIES = ("*",)
+"""Every canonical column that the file holds."""
+
 BATCH_BYTES = 4 << 20
 """Aim for the uncompressed size of one batch."""
 

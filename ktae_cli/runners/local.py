@@ -13,14 +13,18 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from ktae_cli.errors import KtaeError
+from ktae_cli.estimators.base import MAX_PASSES, pool_requests
 from ktae_cli.groups import GroupIndex
 from ktae_cli.mapping import Mapping
 from ktae_cli.memory import release_freed_memory
 from ktae_cli.names import Spec
 from ktae_cli.partition import Chunker, Spill
-from ktae_cli.pipeline import ScoredRows, column_plan, score_rows
+from ktae_cli.pipeline import ScoredRows, column_plan, gather_pools, score_rows
 from ktae_cli.readers.base import Source
 from ktae_cli.rollouts import ReadOptions, Rollouts, read_rollouts, roots_to_read
+from ktae_cli.schema import holds_flags
+from ktae_cli.stats.pooled import Pool
 
 CHUNK_TOKENS = {"cpu": 128 << 10, "cuda": 16 << 20}
 """Tokens scored at once: on a CPU what its caches hold, on a GPU what keeps it busy."""
@@ -72,6 +76,7 @@ def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
 
     Rows whose group code is -1 (`--limit`) are left out. Contiguous groups take one pass; otherwise what scoring
     needs is spilled to temporary files in buckets of whole groups, scored, and joined to a second reading.
+    Estimators of scope "batch" take passes of their own beforehand: over the input, or over the spilled buckets.
     """
     workers = job.jobs or os.cpu_count() or 1
     flow = _one_pass if job.index.contiguous else _through_spill
@@ -87,8 +92,8 @@ def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
 def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callable, on_tokens: Callable) -> Totals:
     totals, waiting, ready = Totals(), deque(), ResultBuffer()
     pending: deque[pa.RecordBatch] = deque()
-    chunker = Chunker(job.index.sizes, CHUNK_TOKENS[torch.device(job.device).type])
-    score = _scorer(job)
+    chunker = _chunker(job)
+    score = _scorer(job, _pool(job, pool, workers, lambda: _chunks_of_input(job)))
 
     def collect(keep: int) -> None:
         while len(waiting) > keep:
@@ -122,8 +127,9 @@ def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Ca
             lengths.append(rows.lengths)
         spill.close()
         release_freed_memory()
-        store = ResultStore(directory, np.concatenate(lengths), list(column_plan(job.specs)))
-        for result, row_numbers in _score_buckets(job, pool, workers, spill):
+        store = ResultStore(directory, np.concatenate(lengths), column_plan(job.specs))
+        score = _scorer(job, _pool(job, pool, workers, lambda: (c for c, _ in _chunks_of_spill(job, spill, True))))
+        for result, row_numbers in _score_buckets(job, pool, workers, spill, score):
             totals.add(result.counts)
             on_tokens(result.tokens)
             store.put(row_numbers, result)
@@ -138,23 +144,77 @@ def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Ca
 
 
 def _score_buckets(
-    job: Job, pool: ThreadPoolExecutor, workers: int, spill: Spill
+    job: Job, pool: ThreadPoolExecutor, workers: int, spill: Spill, score: Callable[[Rollouts], ScoredRows]
 ) -> Iterator[tuple[ScoredRows, np.ndarray]]:
     waiting: deque[tuple[Future, np.ndarray]] = deque()
-    score = _scorer(job)
-    for rows, row_numbers in spill.buckets():
-        chunker, at = Chunker(job.index.sizes, CHUNK_TOKENS[torch.device(job.device).type]), 0
-        for chunk in chain(chunker.push(rows), chunker.rest()):
-            waiting.append((pool.submit(score, chunk), row_numbers[at : at + len(chunk)]))
-            at += len(chunk)
-            while len(waiting) > 1 + workers:
-                future, numbers = waiting.popleft()
-                yield future.result(), numbers
+    for chunk, row_numbers in _chunks_of_spill(job, spill, keep=False):
+        waiting.append((pool.submit(score, chunk), row_numbers))
+        while len(waiting) > 1 + workers:
+            future, numbers = waiting.popleft()
+            yield future.result(), numbers
     for future, numbers in waiting:
         yield future.result(), numbers
 
 
-def _scorer(job: Job) -> Callable[[Rollouts], ScoredRows]:
+def _chunks_of_spill(job: Job, spill: Spill, keep: bool) -> Iterator[tuple[Rollouts, np.ndarray]]:
+    for rows, row_numbers in spill.buckets(keep):
+        chunker, at = _chunker(job), 0
+        for chunk in chain(chunker.push(rows), chunker.rest()):
+            yield chunk, row_numbers[at : at + len(chunk)]
+            at += len(chunk)
+
+
+def _chunks_of_input(job: Job) -> Iterator[Rollouts]:
+    chunker = _chunker(job)
+    for _, rows in _read(job, roots_to_read(job.mapping, job.read, job.source.schema), Totals()):
+        yield from chunker.push(rows)
+    yield from chunker.rest()
+
+
+def _chunker(job: Job) -> Chunker:
+    return Chunker(job.index.sizes, CHUNK_TOKENS[torch.device(job.device).type])
+
+
+def _pool(
+    job: Job, pool: ThreadPoolExecutor, workers: int, chunks: Callable[[], Iterator[Rollouts]]
+) -> dict[str, Pool]:
+    """Gather the statistics of the whole input that the estimators need, in as many passes as they take."""
+    requests = pool_requests(job.specs)
+    known: dict[str, Pool] = {}
+
+    def is_open(key: str) -> bool:
+        return key not in known or not known[key].complete
+
+    for _ in range(MAX_PASSES):
+        if not any(map(is_open, requests)):
+            return known
+        due = [r for r in requests.values() if is_open(r.key) and not any(map(is_open, r.after))]
+        found: dict[str, Pool] = {}
+        for part in _map(pool, workers, partial(gather_pools, requests=due, known=known, device=job.device), chunks()):
+            found = {key: _merge(key, found[key], value) if key in found else value for key, value in part.items()}
+        known = known | found
+    raise KtaeError(f"{', '.join(filter(is_open, requests))}: not complete after {MAX_PASSES} passes over the input")
+
+
+def _merge(key: str, first: Pool, second: Pool) -> Pool:
+    try:
+        return first.merge(second)
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise KtaeError(f"{key}: its statistics of two parts of the input do not merge: {error!r}") from error
+
+
+def _map(pool: ThreadPoolExecutor, workers: int, work: Callable, items: Iterator) -> Iterator:
+    """Yield work(item) in order, a few items ahead."""
+    waiting: deque[Future] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) > 1 + workers:
+            yield waiting.popleft().result()
+    for future in waiting:
+        yield future.result()
+
+
+def _scorer(job: Job, pooled: dict[str, Pool]) -> Callable[[Rollouts], ScoredRows]:
     return partial(
         score_rows,
         specs=job.specs,
@@ -162,6 +222,7 @@ def _scorer(job: Job) -> Callable[[Rollouts], ScoredRows]:
         device=job.device,
         eos_ids=job.eos_ids,
         want_tokens=job.want_tokens,
+        pooled=pooled,
     )
 
 
@@ -231,26 +292,29 @@ def _write_at(file: int, values: memoryview, place: int) -> None:
 
 
 class ResultStore:
-    """Results by row in temporary files: one flat file of float32 a column, each row at its place in the input."""
+    """Results by row in temporary files: one flat file a column, each row at its place in the input."""
 
-    def __init__(self, directory: str, lengths: np.ndarray, names: list[str]):
+    def __init__(self, directory: str, lengths: np.ndarray, plan: dict[str, tuple[Spec, str]]):
         self.lengths, self.scored = lengths, np.zeros(len(lengths), bool)
         self.starts = np.concatenate([[0], np.cumsum(lengths)])
+        self.dtypes = {
+            name: np.dtype(bool if holds_flags(result) else np.float32) for name, (_, result) in plan.items()
+        }
         self.files = {
-            name: os.open(os.path.join(directory, f"result-{i}"), os.O_RDWR | os.O_CREAT)
-            for i, name in enumerate(names)
+            name: os.open(os.path.join(directory, f"result-{i}"), os.O_RDWR | os.O_CREAT) for i, name in enumerate(plan)
         }
 
     def put(self, rows: np.ndarray, result: ScoredRows) -> None:
         """Store the results of rows in any order."""
         self.scored[rows] = result.scored
         ends = np.concatenate([[0], np.cumsum(result.lengths)]).tolist()
-        places = (4 * self.starts[rows]).tolist()
+        starts = self.starts[rows].tolist()
         for name, file in self.files.items():
-            values = memoryview(np.ascontiguousarray(result.columns[name], np.float32)).cast("B")
-            for i, place in enumerate(places):
+            dtype = self.dtypes[name]
+            size, values = dtype.itemsize, memoryview(np.ascontiguousarray(result.columns[name], dtype)).cast("B")
+            for i, start in enumerate(starts):
                 if ends[i + 1] > ends[i]:
-                    _write_at(file, values[4 * ends[i] : 4 * ends[i + 1]], place)
+                    _write_at(file, values[size * ends[i] : size * ends[i + 1]], size * start)
 
     def take(self, first: int, last: int) -> ResultRows:
         """Return the results of rows first..last."""
@@ -259,8 +323,10 @@ class ResultStore:
         kept = None if scored.all() else np.repeat(scored, self.lengths[first:last])
         columns = {}
         for name, file in self.files.items():
-            raw = os.pread(file, 4 * (stop - start), 4 * start).ljust(4 * (stop - start), b"\0")
-            values = np.frombuffer(raw, np.float32)
+            dtype = self.dtypes[name]
+            n_bytes = dtype.itemsize * (stop - start)
+            raw = os.pread(file, n_bytes, dtype.itemsize * start).ljust(n_bytes, b"\0")
+            values = np.frombuffer(raw, dtype)
             columns[name] = values if kept is None else values[kept]
         return ResultRows(np.where(scored, self.lengths[first:last], 0), scored, columns)
 
