@@ -1,10 +1,11 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
+TRAINERS := .venv-trainers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo test lint bench bench-smoke clean
+.PHONY: help demo test test-trainers lint bench bench-smoke clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,19 +37,31 @@ demo: $(VENV)/.installed ## Install, score the sample rollouts, show the highlig
 test: $(VENV)/.installed-test ## Install the test tools and run the whole suite
 	$(BIN)/python -m pytest -n auto
 
+$(TRAINERS)/.installed: pyproject.toml constraints.txt
+	@echo "creating $(TRAINERS) and installing ktae, verl and TRL into it (minutes)"
+	@$(PYTHON) -m venv $(TRAINERS)
+	@$(TRAINERS)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt torch -e '.[test,trainers]'
+	@touch $@
+
+test-trainers: $(TRAINERS)/.installed ## Install verl and TRL as well and run the tests against their own functions
+	$(TRAINERS)/bin/python -c "import trl, verl"
+	$(TRAINERS)/bin/python -m pytest -n auto tests/trainers
+
 lint: $(VENV)/.installed-test ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed-test ## Measure speed and memory against baselines (minutes)
 	$(BIN)/python benchmarks/kernel.py
+	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/startup.py
 
 bench-smoke: $(VENV)/.installed-test ## Run the benchmarks once on little data: they work and their results agree
 	$(BIN)/python benchmarks/kernel.py --quick
+	$(BIN)/python benchmarks/estimators.py --quick
 	$(BIN)/python benchmarks/end_to_end.py --quick
 	$(BIN)/python benchmarks/startup.py --quick
 
 clean: ## Remove what make created
-	rm -rf $(VENV) demo build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) demo build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,17 +1,21 @@
 """Groups, trajectories and estimators together: what one partition of whole groups comes out as."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from ktae_cli.batch import TOKEN_COLUMNS
 from ktae_cli.catalogue import names
 from ktae_cli.errors import InputError
 from ktae_cli.pipeline import column_plan, parse_specs, score_rows
 from ktae_cli.rollouts import Rollouts
-from tests.rollout_files import HIGH, LOW, four, ktae, refusal, score, tokens_of, write
+from tests.rollout_files import HIGH, LOW, four, ktae, refusal, score, tokens_of, with_every_column, write
 
 # Neither a group of one nor equal rewards carry a signal for any of these.
-ZERO_SPECS = [name for name in names("estimators") if name != "ktae_reference"]
+WHITENED = ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "ktae(base=reinforce_plus_plus)"]
+ZERO_SPECS = [name for name in names("estimators") if name not in ("ktae_reference", *WHITENED)]
 ZERO_SPECS += ["ktae(base=rloo)", "ktae(base=dapo,loo=true)", "ktae_reference(base=grpo)", "grpo(ddof=0)"]
 
 
@@ -20,8 +24,27 @@ ZERO_SPECS += ["ktae(base=rloo)", "ktae(base=dapo,loo=true)", "ktae_reference(ba
 
 @pytest.mark.parametrize("spec", ZERO_SPECS)
 def test_group_of_one_is_zero(tmp_path, spec):
-    scored = score(tmp_path, four(group_id=["g", "g", "g", "one"]), "-e", spec)
+    table = four(group_id=["g", "g", "g", "one"], reward=[0.0, 1.0, 0.0, 0.5])
+    scored = score(tmp_path, with_every_column(table), "-e", spec)
     assert scored["advantages"][3].as_py() == [0.0]
+
+
+@pytest.mark.parametrize("spec", WHITENED)
+def test_a_group_of_one_is_whitened_with_its_batch(tmp_path, spec):
+    # 2 tokens of 0, 2 of 1, 1 of 0, 1 of .5
+    table = four(group_id=["g", "g", "g", "one"], reward=[0.0, 1.0, 0.0, 0.5])
+    scored = score(tmp_path, with_every_column(table), "-e", spec)
+    base, *_ = [spec.removeprefix("ktae(base=").removesuffix(")")]
+    raw = np.array([0.0, 0.0, 1.0, 1.0, 0.0, 0.5])
+    if base != "reinforce_plus_plus":
+        raw[:5] -= 1 / 3  # group means; the group of one keeps its raw reward
+    if base == "gdpo":
+        raw[:5] /= np.std([0.0, 1.0, 0.0], ddof=1)
+        raw[5] = 0.5 + 0.5  # both parts; the other groups' part of format is constant and adds nothing
+    expected = (raw[5] - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
+    assert scored["advantages"][3].as_py() == [pytest.approx(expected, abs=1e-5)]
+    if "key_weight" in scored.column_names:
+        assert scored["key_weight"][3].as_py() == [0.0]
 
 
 @pytest.mark.parametrize("spec", ["ktae_reference", "grpo(singleton=raw)"])
@@ -33,10 +56,10 @@ def test_group_of_one_keeps_its_raw_reward_where_the_spec_says_so(tmp_path, spec
         assert scored["key_weight"][3].as_py() == [0.0]
 
 
-@pytest.mark.parametrize("spec", [*ZERO_SPECS, "ktae_reference", "grpo(singleton=raw)"])
+@pytest.mark.parametrize("spec", [*ZERO_SPECS, *WHITENED, "ktae_reference", "grpo(singleton=raw)"])
 @pytest.mark.parametrize("reward", [1.0, 0.0, 0.1, -3.7, 1e30])
 def test_equal_rewards_are_exactly_zero(tmp_path, spec, reward):
-    got = score(tmp_path, four(reward=[reward] * 4), "-e", spec)["advantages"].to_pylist()
+    got = score(tmp_path, with_every_column(four(reward=[reward] * 4)), "-e", spec)["advantages"].to_pylist()
     assert got == [[0.0, 0.0], [0.0, 0.0], [0.0], [0.0]]
     assert not np.signbit(np.concatenate(got)).any()
 
@@ -240,7 +263,9 @@ def test_score_rows_refuses_parts_that_disagree():
 @pytest.mark.parametrize("spec", names("estimators"))
 def test_score_rows_accepts_a_chunk_without_scored_rows(spec):
     specs = parse_specs([spec])
-    result = score_rows(rows_of([0, 0], [np.nan, np.nan], [1, 1], [4, 5]), specs, column_plan(specs))
+    columns = dict.fromkeys(TOKEN_COLUMNS, np.zeros(2, np.float32)) | {"text_marks": np.zeros(2, np.uint8)}
+    rows = replace(rows_of([0, 0], [np.nan, np.nan], [1, 1], [4, 5]), tokens=columns, parts={})
+    result = score_rows(rows, specs, column_plan(specs))
     assert len(result.columns["advantages"]) == 0
     assert result.counts["groups_unknown"] == 1
 
