@@ -1,19 +1,23 @@
-"""What a file of rollouts holds: groups, verdicts, lengths, columns, and what each estimator would need."""
+"""What a file of rollouts holds: groups, verdicts, lengths, columns, estimators' needs, distance of its policies."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ktae_cli.catalogue import names, needs
+from ktae_cli.catalogue import missing_needs, names, resolve_spec
 from ktae_cli.errors import KtaeError
-from ktae_cli.groups import scan_groups
+from ktae_cli.groups import GroupIndex, scan_groups
 from ktae_cli.mapping import Mapping, fits, resolve_mapping
-from ktae_cli.names import Spec
+from ktae_cli.off_policy_columns import check_output, off_policy_file
+from ktae_cli.off_policy_facts import Bounds, measure_off_policy
+from ktae_cli.off_policy_rows import Pair, find_pairs
 from ktae_cli.readers.base import column_at, decoded, list_lengths, root_of
 from ktae_cli.rollouts import ReadOptions, RowErrors, reward_and_verdict, was_truncated
 from ktae_cli.schema import BY_NAME
+from ktae_cli.tokens import choose_decoder
 
 
 @dataclass
@@ -29,9 +33,23 @@ class Rows:
     unreadable: str = ""
 
 
-def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], threshold: float) -> dict[str, Any]:
-    """Read an input once and return its facts; a missing or unfit column is a fact, not an error."""
+def inspect_rollouts(
+    source,
+    overrides: dict[str, str],
+    group_by: list[str],
+    threshold: float,
+    bounds: Bounds,
+    output: Path | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Read an input once and return its facts; a missing or unfit column is a fact, not an error.
+
+    Log-probs are read once besides, and their facts token by token written to `output` where it is given.
+    """
     mapping, problem = _mapping(source, overrides, group_by)
+    pairs = find_pairs(mapping.columns)
+    if output:
+        check_output(output, force, source, pairs)
     facts: dict[str, Any] = {"rollouts": source.n_rows, "columns": dict(mapping.columns), "problem": problem}
     used = {path.partition(".")[0] for path in (*mapping.columns.values(), *mapping.group_key)}
     facts["passes_through"] = [name for name in source.schema.names if name not in used]
@@ -51,21 +69,40 @@ def inspect_rollouts(source, overrides: dict[str, str], group_by: list[str], thr
         facts["reward_range"] = [float(known.min()), float(known.max())] if len(known) else None
     if "response_ids" in mapping.columns:
         facts |= _lengths(np.concatenate(rows.length or [np.zeros(0, np.int64)]), correct)
-    if mapping.group_key:
-        index = scan_groups(source.batches, source.schema, mapping, source.place)
+    index = scan_groups(source.batches, source.schema, mapping, source.place) if mapping.group_key else None
+    if index:
         rollout = np.concatenate(rows.rollout) if rows.rollout else np.arange(source.n_rows)
         scored = np.ones(source.n_rows, bool) if reward is None else ~np.isnan(reward)
         facts |= _groups(*_trajectories(index.codes, rollout, scored, correct), n_groups=len(index.keys))
         facts["contiguous"], facts["warnings"] = index.contiguous, list(index.warnings)
     have = set(mapping.columns) | ({"reward"} if "correct" in mapping.columns else set())
     facts["problem"] = problem or _what_is_missing(mapping, have)
+    decoder, _ = choose_decoder(None, getattr(source, "paths", []))
+    text = {"response_tokens"} if hasattr(decoder, "tokenizer") else set()
     facts["estimators"] = {
-        name: [column for column in dict.fromkeys(("response_ids", *needs(Spec(name)))) if column not in have]
+        name: list(dict.fromkeys([*({"response_ids"} - have), *missing_needs(resolve_spec(name), have | text)]))
         for name in names("estimators")
     }
     written = source.own_metadata() or {}
     facts["scored_with"] = [estimator["spec"] for estimator in written.get("estimators", [])]
+    facts["off_policy"] = _off_policy(source, mapping, index, pairs, bounds, output, force) if pairs else None
     return facts
+
+
+def _off_policy(
+    source,
+    mapping: Mapping,
+    index: GroupIndex | None,
+    pairs: list[Pair],
+    bounds: Bounds,
+    output: Path | None,
+    force: bool,
+) -> dict[str, Any]:
+    if not output:
+        return measure_off_policy(source, mapping, pairs, bounds) | {"output": None}
+    with off_policy_file(output, force, source, mapping, index, pairs, bounds) as write:
+        found = measure_off_policy(source, mapping, pairs, bounds, write)
+    return found | {"output": str(output)}
 
 
 def _what_is_missing(mapping: Mapping, have: set[str]) -> str:

@@ -1,10 +1,16 @@
 """`ktae inspect`: the facts of a file, also of one that cannot be scored."""
 
 import json
+import math
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from ktae_cli.errors import KtaeError
+from ktae_cli.library import inspect
+from tests.helpers import ROOT
 from tests.rollout_files import four, ktae, refusal, score, write
 
 
@@ -193,3 +199,163 @@ def test_groups_count_trajectories_as_score_does(tmp_path, capsys):
     assert ktae("score", path, "-o", tmp_path / "out.parquet", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert [summary[name] for name in kinds] == [4, 2, 0, 0, 2]
+
+
+P_OLD, P_NEW = [0.5, 0.25, 0.8, 0.1], [0.6, 0.2, 0.8, 0.3]  # ratios 1.2, 0.8, 1, 3
+
+
+def with_log_probs(**columns) -> pa.Table:
+    """Two rollouts of two tokens with the log-probs of two policies; the third and fourth cannot be compared."""
+    old, new = ([math.log(p) for p in probabilities] for probabilities in (P_OLD, P_NEW))
+    base = {
+        "response_ids": [[1, 2], [2, 3], [3], [1]],
+        "old_log_probs": [old[:2], old[2:], None, [float("-inf")]],
+        "log_probs": [new[:2], new[2:], [-1.0], [-1.0]],
+    }
+    return four(**(base | columns))
+
+
+def test_off_policy_facts_are_in_json_and_in_text(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", with_log_probs())
+    found = facts(capsys, path, "--clip", "0.9:1.28")["off_policy"]
+    assert (found["clip"], found["cap"], found["mask"], found["key_threshold"]) == ([0.9, 1.28], 2.0, [0.5, 2.0], None)
+    pair = found["pairs"]["old_new"]
+    assert pair["chi_square"] == pytest.approx(2.02) and pair["k1"] == pytest.approx(-math.log(2.88) / 4)
+    assert (pair["old"], pair["new"], pair["skipped"]) == ("old_log_probs", "log_probs", 2)
+    assert ktae("inspect", path, "--clip", "0.9:1.28") == 0
+    out = capsys.readouterr().out
+    for line in (
+        "old to new policy: r = exp(log_probs - old_log_probs)\n  4 tokens of 2 rollouts\n",
+        f"rollouts that cannot be compared: 2, the first: {path}, row 2: old_log_probs is null\n",
+        "mean k1 -0.264, mean k3 0.236, chi-square 2.02\n",
+        "ratio: median 1, 5 % to 95 % 0.8 to 3, 1 % to 99 % 0.8 to 3, min 0.8, max 3\n",
+        "outside the clip 0.9 to 1.28: 25.00 % below, 25.00 % above\n",
+        "weights truncated at 2: mean 1.25, 25.00 % cut; masked outside 0.5 to 2: mean 0.75, 25.00 % zero\n",
+        "effective sample size: 0.79 of the rollouts (whole-rollout weights); of the tokens of a rollout median 0.881, "
+        "min 0.8\n",
+        "mean k3 by tenth of the response: 0.0088 - - - - 0.46 - - - -\n",
+        f"largest |log r|\n    {path}, row 1, position 1, token 3: ratio 3\n",
+    ):
+        assert line in out
+
+
+def test_engine_trainer_and_later_policy_have_sections_of_their_own(tmp_path, capsys):
+    engine = [[-1.0, -1.0], [-1.0, -1.0], [-1.0], [-1.0]]
+    path = write(tmp_path / "in.parquet", with_log_probs(rollout_log_probs=engine))
+    found = facts(capsys, path)["off_policy"]["pairs"]
+    assert list(found) == ["engine_trainer", "old_new"]
+    assert found["engine_trainer"]["k1"] == pytest.approx(-1 - math.log(0.5 * 0.25 * 0.8 * 0.1) / 4)
+    assert found["old_new"]["k1"] == pytest.approx(-math.log(2.88) / 4) and found["old_new"]["note"] == ""
+    path = write(tmp_path / "in.parquet", with_log_probs(rollout_log_probs=engine, old_log_probs=None))
+    found = facts(capsys, path)["off_policy"]["pairs"]
+    assert list(found) == ["old_new"] and found["old_new"]["k1"] == pytest.approx(-1 - (math.log(0.0288) - 2) / 6)
+    assert ktae("inspect", path) == 0
+    assert "r = exp(log_probs - rollout_log_probs) (no old_log_probs: the engine's" in capsys.readouterr().out
+
+
+def test_input_without_two_policies_says_what_gives_the_facts(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", with_log_probs(log_probs=None))
+    assert facts(capsys, path)["off_policy"] is None
+    assert ktae("inspect", path) == 0
+    assert "off-policy facts: none; they need rollout_log_probs with old_log_probs, or" in capsys.readouterr().out
+    line = refusal(capsys, tmp_path, "inspect", path, "-o", tmp_path / "out.parquet")
+    assert "needs rollout_log_probs with old_log_probs" in line and "columns found: group_id, rollout_id" in line
+
+
+def test_off_policy_columns_are_written_on_request(tmp_path, capsys):
+    path, out = write(tmp_path / "in.parquet", with_log_probs()), tmp_path / "out.parquet"
+    assert facts(capsys, path, "-o", out, "--mask", "0.9:2")["off_policy"]["output"] == str(out)
+    table = pq.read_table(out)
+    names = ("ratio", "k1", "k3", "truncated_weight", "masked_weight", "sequence_ratio", "ess")
+    assert table.column_names == ["group_id", "rollout_id", *[f"{name}_old_new" for name in names]]
+    assert table.schema.field("ratio_old_new").type == pa.list_(pa.float32())
+    rows = table.to_pylist()
+    assert [(row["group_id"], row["rollout_id"]) for row in rows] == [("g", name) for name in "abcd"]
+    assert rows[1]["ratio_old_new"] == pytest.approx([1, 3]) and rows[1]["ess_old_new"] == pytest.approx(0.8)
+    assert rows[1]["truncated_weight_old_new"] == pytest.approx([1, 2])
+    assert rows[0]["masked_weight_old_new"] == pytest.approx([1.2, 0])
+    assert rows[0]["sequence_ratio_old_new"] == pytest.approx(math.sqrt(0.96))
+    assert [row["k3_old_new"] for row in rows[2:]] == [None, None]
+    metadata = json.loads(pq.read_metadata(out).metadata[b"ktae"])
+    assert metadata["off_policy"]["mask"] == [0.9, 2.0] and metadata["inputs"][0]["name"] == "in.parquet"
+    first = out.read_bytes()
+    assert "exists already" in refusal(capsys, tmp_path, "inspect", path, "-o", out, "--mask", "0.9:2")
+    assert ktae("inspect", path, "-o", out, "--mask", "0.9:2", "--force") == 0
+    assert out.read_bytes() == first and f"-> {out}" in capsys.readouterr().err
+
+
+def test_off_policy_columns_of_groups_made_of_two_columns(tmp_path, capsys):
+    table = with_log_probs(group_id=None, rollout_id=None, step=[1, 1, 2, 2], problem_id=["p", "q", "p", "q"])
+    assert ktae("inspect", write(tmp_path / "in.parquet", table), "-o", tmp_path / "out.parquet") == 0
+    out = pq.read_table(tmp_path / "out.parquet")
+    assert out["group_id"].to_pylist() == ["1/p", "1/q", "2/p", "2/q"]
+    assert out["rollout_id"].to_pylist() == [f"in.parquet:{i}" for i in range(4)]
+
+
+def test_off_policy_columns_of_an_input_without_groups_have_no_group_id(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", with_log_probs(group_id=None))
+    assert ktae("inspect", path, "-o", tmp_path / "out.parquet") == 0
+    assert pq.read_table(tmp_path / "out.parquet")["group_id"].to_pylist() == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--clip", "0.8"], "--clip 0.8: expected LOW:HIGH"), (["--clip", "1:0"], "clip 1:0: expected two numbers"),
+        (["--clip", "nan:2"], "clip nan:2"), (["--mask", "a:b"], "--mask a:b: expected LOW:HIGH"),
+        (["--mask", "-1:2"], "mask -1:2"), (["--cap", "0"], "cap 0: expected a number above 0"),
+        (["--cap", "inf"], "cap inf"), (["--key-threshold", "nan"], "key threshold nan"),
+        (["-o", "-"], "-o -: inspect writes a Parquet file"), (["-o", "SELF", "--force"], "is an input"),
+        (["-o", "no/such/out.parquet"], "no such directory"), (["--map", "log_probs=reward"], "expected list<float32>"),
+    ],
+)  # fmt: skip
+def test_bad_off_policy_options_exit_2(tmp_path, capsys, options, message):
+    path = write(tmp_path / "in.parquet", with_log_probs())
+    chosen = [path if option == "SELF" else option for option in options]
+    assert message in refusal(capsys, tmp_path, "inspect", path, *chosen)
+
+
+def test_input_that_breaks_while_it_is_read_leaves_no_columns(tmp_path, capsys):
+    path = write(tmp_path / "in.parquet", with_log_probs(group_id=["g", "g", None, "g"]))
+    refusal(capsys, tmp_path, "inspect", path, "-o", tmp_path / "out.parquet")
+
+
+def test_scored_file_compares_key_tokens_with_the_rest(tmp_path, capsys):
+    score(tmp_path, with_log_probs(old_log_probs=[[-1.0, -1.0], [-1.0, -1.0], [-1.0], [-1.0]]))
+    weights = pq.read_table(tmp_path / "out.parquet")["key_weight"].combine_chunks().flatten().to_numpy()
+    threshold = float(np.abs(weights).max())
+    found = facts(capsys, tmp_path / "out.parquet", "--key-threshold", threshold)["off_policy"]
+    pair = found["pairs"]["old_new"]
+    log_ratio = np.concatenate([np.log(P_NEW) + 1, [0, 0]])
+    assert pair["key"]["tokens"] == (np.abs(weights) >= threshold).sum() and pair["rest"]["tokens"] > 0
+    assert pair["key"]["k1"] == pytest.approx(-log_ratio[np.abs(weights) >= threshold].mean())
+    assert pair["rest"]["k1"] == pytest.approx(-log_ratio[np.abs(weights) < threshold].mean())
+    assert ktae("inspect", tmp_path / "out.parquet") == 0
+    assert "key tokens, |key_weight| >= 0.5: " in capsys.readouterr().out
+
+
+def test_place_of_a_token_cannot_act_on_the_terminal(tmp_path, capsys):
+    path = write(tmp_path / "in\x1b[31m.parquet", with_log_probs())
+    assert ktae("inspect", path) == 0
+    captured = capsys.readouterr()
+    assert "in␛[31m.parquet, row 1, position 1" in captured.out and "\x1b" not in captured.out + captured.err
+
+
+def test_sample_data_shows_how_far_its_policies_lie_apart(capsys):
+    sample = pq.read_table(ROOT / "sample_data" / "rollouts.parquet")
+    new, old = (sample[name].combine_chunks().flatten().to_numpy() for name in ("log_probs", "old_log_probs"))
+    log_ratio = new.astype(np.float64) - old
+    found = facts(capsys, ROOT / "sample_data" / "rollouts.parquet")["off_policy"]["pairs"]["old_new"]
+    assert found["tokens"] == len(log_ratio) and found["skipped"] == 0
+    assert found["k1"] == pytest.approx(-log_ratio.mean())
+    assert found["chi_square"] == pytest.approx(np.exp(2 * log_ratio).mean() - 1)
+    assert found["ratio"]["max"] == pytest.approx(np.exp(log_ratio.max()))
+
+
+def test_library_writes_columns_of_a_path_and_none_of_a_frame(tmp_path):
+    path = write(tmp_path / "in.parquet", with_log_probs())
+    assert inspect(path, output=tmp_path / "out.parquet")["off_policy"]["output"] == str(tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 4
+    with pytest.raises(KtaeError, match="of a frame nothing is written"):
+        inspect(with_log_probs(), output=tmp_path / "other.parquet")
+    assert inspect(with_log_probs())["off_policy"]["pairs"]["old_new"]["first_skipped"].startswith("row 2: ")

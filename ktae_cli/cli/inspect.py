@@ -2,10 +2,14 @@
 
 import json as encoder
 import tempfile
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from ktae_cli.cli import options
 from ktae_cli.cli.console import parse_map, say, split_names
+from ktae_cli.errors import KtaeError
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -15,19 +19,47 @@ def inspect(
     group_by: options.GroupBy = None,
     map: options.Map = None,
     correct_threshold: options.Threshold = 0.0,
+    clip: Annotated[
+        str, typer.Option("--clip", metavar="LOW:HIGH", help="Count the tokens whose ratio lies outside.")
+    ] = "0.8:1.28",
+    cap: Annotated[float, typer.Option("--cap", help="Truncated importance weights are at most this.")] = 2.0,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            "--mask",
+            metavar="LOW:HIGH",
+            help="Masked importance weights are 0 outside; default: 1/CAP:CAP.",
+            show_default=False,
+        ),
+    ] = None,
+    key_threshold: Annotated[
+        float, typer.Option("--key-threshold", help="Key tokens of a scored file: |key_weight| at least this.")
+    ] = 0.5,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the off-policy facts of every token there.", show_default=False),
+    ] = None,
+    force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Show what a file holds: groups, pass rates, lengths, columns and their mapping, what each estimator needs.
+    """Show what a file holds: groups, pass rates, lengths, columns, what estimators need, how far its policies differ.
 
-    Reads keys, rewards and lengths once, and no text.
+    Reads keys, rewards and lengths once, and no text. Where log-probabilities of two policies stand side by side
+    (engine and trainer, old and new), they are read once with token ids, masks and key weights, and the ratios, k1, k3,
+    chi-square, effective sample sizes and importance weights shown; memory grows by some bytes a row.
     """
     from ktae_cli.inputs import open_rollouts
     from ktae_cli.inspection import inspect_rollouts
+    from ktae_cli.off_policy_facts import Bounds
     from ktae_cli.tokens import visible
 
+    if str(output) == "-":
+        raise KtaeError("-o -: inspect writes a Parquet file; name one with -o")
+    bounds = Bounds(_range("--clip", clip), cap, None if mask is None else _range("--mask", mask), key_threshold)
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
         source = open_rollouts(inputs, scratch)
-        facts = inspect_rollouts(source, parse_map(map), list(split_names(group_by)), correct_threshold)
+        keys = list(split_names(group_by))
+        facts = inspect_rollouts(source, parse_map(map), keys, correct_threshold, bounds, output, force)
     if json:
         print(encoder.dumps(facts, allow_nan=False))  # ASCII: nothing in a name can act on a terminal
         return
@@ -37,6 +69,16 @@ def inspect(
         say(f"warning: {warning}")
     if facts["problem"]:
         say(f"cannot be scored as it is: {facts['problem']}")
+    if output:
+        say(f"off-policy facts of every token -> {output}")
+
+
+def _range(option: str, text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high)
+    except ValueError:
+        raise KtaeError(f"{option} {text}: expected LOW:HIGH, as in {option} 0.8:1.28") from None
 
 
 def _lines(f: dict[str, Any]) -> list[str]:
@@ -83,7 +125,67 @@ def _lines(f: dict[str, Any]) -> list[str]:
     width = max(len(name) for name in f["estimators"])
     for name, missing in f["estimators"].items():
         lines.append(f"  {name:{width}} {'ready' if not missing else 'needs ' + ', '.join(missing)}")
+    return [*lines, "", *_off_policy_lines(f["off_policy"])]
+
+
+def _off_policy_lines(found: dict[str, Any] | None) -> list[str]:
+    from ktae_cli.off_policy_rows import NEEDED
+
+    if not found:
+        return [f"off-policy facts: none; they need {NEEDED}"]
+    lines = []
+    for pair in found["pairs"].values():
+        note = f" ({pair['note']})" if pair["note"] else ""
+        lines += [f"{pair['label']}: r = exp({pair['new']} - {pair['old']}){note}", *_pair_lines(pair, found)]
     return lines
+
+
+def _pair_lines(p: dict[str, Any], bounds: dict[str, Any]) -> list[str]:
+    lines = [f"  {p['tokens']:,} tokens of {p['rollouts']} rollouts"]
+    if p["without_tokens"]:
+        lines.append(f"  rollouts without a token of the policy: {p['without_tokens']}")
+    if p["skipped"]:
+        lines.append(f"  rollouts that cannot be compared: {p['skipped']}, the first: {p['first_skipped']}")
+    if not p["tokens"]:
+        return lines
+    if p["tokens_at_bound"]:
+        lines.append(f"  tokens with log r beyond +-20, held there: {p['tokens_at_bound']}")
+    lines += [f"  {line}" for line in _tally_lines(p, bounds)]
+    lines.append(
+        f"  effective sample size: {p['effective_sample_size']:.3g} of the rollouts (whole-rollout weights); of the "
+        f"tokens of a rollout median {p['token_effective_sample_size_median']:.3g}, "
+        f"min {p['token_effective_sample_size_min']:.3g}"
+    )
+    tenths = " ".join("-" if value is None else f"{value:.2g}" for value in p["k3_by_position"])
+    lines.append(f"  mean k3 by tenth of the response: {tenths}")
+    lines += ["  largest |log r|"] if p["largest"] else []
+    for token in p["largest"]:
+        what = "" if token["token_id"] is None else f", token {token['token_id']}"
+        lines.append(f"    {token['place']}, position {token['position']}{what}: ratio {token['ratio']:.3g}")
+    for name, label in (("key", f"key tokens, |key_weight| >= {bounds['key_threshold'] or 0:g}"), ("rest", "the rest")):
+        if name in p:
+            lines.append(f"  {label}: {p[name]['tokens']:,} tokens")
+            lines += [f"    {line}" for line in _tally_lines(p[name], bounds)] if p[name]["tokens"] else []
+    return lines
+
+
+def _tally_lines(t: dict[str, Any], bounds: dict[str, Any]) -> list[str]:
+    q, (low, high), (kept_low, kept_high) = t["ratio"], bounds["clip"], bounds["mask"]
+    return [
+        f"mean k1 {t['k1']:.3g}, mean k3 {t['k3']:.3g}, chi-square {t['chi_square']:.3g}",
+        f"ratio: median {q['median']:.3g}, 5 % to 95 % {q['p5']:.3g} to {q['p95']:.3g}, "
+        f"1 % to 99 % {q['p1']:.3g} to {q['p99']:.3g}, min {q['min']:.3g}, max {q['max']:.3g}",
+        f"outside the clip {low:g} to {high:g}: {_percent(t['share_below_clip'])} below, "
+        f"{_percent(t['share_above_clip'])} above",
+        f"weights truncated at {bounds['cap']:g}: mean {t['truncated_weight']:.4g}, "
+        f"{_percent(t['share_truncated'])} cut; "
+        f"masked outside {kept_low:g} to {kept_high:g}: mean {t['masked_weight']:.4g}, "
+        f"{_percent(t['share_masked'])} zero",
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share == 0 or share >= 5e-5 else "<0.01 %"
 
 
 def _sizes(sizes: dict[int, int]) -> str:
