@@ -53,20 +53,39 @@ def read(inputs: str | Path | list[str | Path]) -> Any:
 
 
 def inspect(
-    rollouts: Any, *, map: dict[str, str] | None = None, group_by: Any = (), correct_threshold: float = 0.0
+    rollouts: Any,
+    *,
+    map: dict[str, str] | None = None,
+    group_by: Any = (),
+    correct_threshold: float = 0.0,
+    clip: tuple[float, float] = (0.8, 1.28),
+    cap: float = 2.0,
+    mask: tuple[float, float] | None = None,
+    key_threshold: float = 0.5,
+    output: str | Path | None = None,
+    force: bool = False,
 ) -> dict:
-    """Return the facts that `ktae inspect --json` prints, for a path or a frame."""
+    """Return the facts that `ktae inspect --json` prints, for a path or a frame.
+
+    Of a path the off-policy facts of every token are written to `output` where it is given.
+    """
     import tempfile
 
     from ktae_cli.inputs import open_rollouts
     from ktae_cli.inspection import inspect_rollouts
+    from ktae_cli.off_policy_facts import Bounds
     from ktae_cli.readers._memory import TableRollouts
 
     keys = [group_by] if isinstance(group_by, str) else list(group_by)
+    bounds = Bounds(tuple(clip), cap, tuple(mask) if mask is not None else None, key_threshold)
+    chosen = (map or {}, keys, correct_threshold, bounds)
     if isinstance(rollouts, str | Path):
+        target = Path(output) if output is not None else None
         with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-            return inspect_rollouts(open_rollouts([str(rollouts)], scratch), map or {}, keys, correct_threshold)
-    return inspect_rollouts(TableRollouts(_as_table(rollouts)[0]), map or {}, keys, correct_threshold)
+            return inspect_rollouts(open_rollouts([str(rollouts)], scratch), *chosen, target, force)
+    if output is not None:
+        raise KtaeError("of a frame nothing is written: leave out output, or give a path to inspect")
+    return inspect_rollouts(TableRollouts(_as_table(rollouts)[0]), *chosen)
 
 
 def export(
@@ -85,6 +104,39 @@ def export(
     original = Path(rollouts) if rollouts is not None else None
     target = str(output) if output is not None else None
     return write_export(Path(scored), to, target, advantages, null_advantages, original, force)
+
+
+def compare(
+    rollouts: Any,
+    estimator: str | list[str] = (),
+    *,
+    by: str | None = None,
+    null: int = 3,
+    seed: int = 0,
+    output: str | Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> dict:
+    """Return the report that `ktae compare --json` prints.
+
+    With estimators: a path, a list of them, or a frame, and the options of `score`. Without: a list of two scored files
+    of the same rollouts, and the options limit, tokenizer, rollouts, strict. `output` gets one row a rollout.
+    """
+    target = Path(output) if output is not None else None
+    if not estimator:
+        return _compare_files(rollouts, by, target, force, options)
+    from ktae_cli.comparing import CompareOptions, compare_inputs, compare_rollouts
+    from ktae_cli.readers._memory import TableRollouts
+
+    if by is not None:
+        raise KtaeError("by is for two scored files, without estimators")
+    chosen, more = _options(estimator, options), CompareOptions(null, seed)
+    if isinstance(rollouts, str | Path | list | tuple):
+        inputs = [rollouts] if isinstance(rollouts, str | Path) else rollouts
+        return compare_inputs([str(path) for path in inputs], target, force, chosen, more)
+    if target is not None:
+        raise KtaeError("of a frame nothing is written: leave out output, or give a path to compare")
+    return compare_rollouts(TableRollouts(_as_table(rollouts)[0]), None, force, chosen, more)
 
 
 def load_estimator(spec: str) -> Any:
@@ -116,6 +168,27 @@ def _options(estimator: str | list[str], options: dict[str, Any]) -> Any:
     if isinstance(options.get("tokenizer"), str):
         options["tokenizer"] = Path(options["tokenizer"])
     return ScoreOptions(estimators=specs, **options)
+
+
+def _compare_files(paths: Any, by: str | None, output: Path | None, force: bool, options: dict[str, Any]) -> dict:
+    import warnings
+    from dataclasses import fields
+
+    from ktae_cli.catalogue import unknown_name
+    from ktae_cli.comparison.files import FileOptions, compare_files
+
+    if not isinstance(paths, list | tuple) or len(paths) != 2:
+        raise KtaeError("give estimators, two or more, or a list of two scored files")
+    known = {field.name for field in fields(FileOptions)} - {"by"}
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise unknown_name("option of compare:", unknown, sorted(known))
+    options.setdefault("warn", lambda text: warnings.warn(text, stacklevel=4))
+    for name in ("tokenizer", "rollouts"):
+        if isinstance(options.get(name), str):
+            options[name] = Path(options[name])
+    first, second = (Path(path) for path in paths)
+    return compare_files((first, second), output, force, FileOptions(by or "advantages", **options))
 
 
 def _as_table(frame: Any) -> tuple[Any, Any]:

@@ -23,7 +23,16 @@ from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-EXAMPLES = ("quickstart", "file-schema", "estimators", "input-formats", "how-it-works", "scaling")
+EXAMPLES = (
+    "quickstart",
+    "file-schema",
+    "estimators",
+    "input-formats",
+    "how-it-works",
+    "scaling",
+    "comparing",
+    "off-policy",
+)
 VARIES = re.compile(r"[\d.]+ s, [\d,]+ tokens a second|(?<= shuffled ).*")
 """Times, and figures of a shuffle, which is another one in another version of polars."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ktae_cli.cli.compare import compare
 from ktae_cli.cli.console import say
 from ktae_cli.cli.explain import explain
 from ktae_cli.cli.export import export
@@ -35,6 +36,7 @@ app.command("score")(score)
 app.command("highlight")(highlight)
 app.command("export")(export)
 app.command("inspect")(inspect)
+app.command("compare")(compare)
 app.command("list")(list_plugins)
 app.command("explain")(explain)
 
