@@ -55,12 +55,14 @@ bench: $(VENV)/.installed-test ## Measure speed and memory against baselines (mi
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/end_to_end.py
+	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/startup.py
 
 bench-smoke: $(VENV)/.installed-test ## Run the benchmarks once on little data: they work and their results agree
 	$(BIN)/python benchmarks/kernel.py --quick
 	$(BIN)/python benchmarks/estimators.py --quick
 	$(BIN)/python benchmarks/end_to_end.py --quick
+	$(BIN)/python benchmarks/reading.py --quick
 	$(BIN)/python benchmarks/startup.py --quick
 
 clean: ## Remove what make created

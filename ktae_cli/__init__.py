@@ -4,7 +4,7 @@ from typing import Any
 
 from ktae_cli.version import __version__
 
-__all__ = ["__version__", "compare", "export", "inspect", "load_estimator", "read", "score"]
+__all__ = ["__version__", "check", "compare", "convert", "export", "inspect", "load_estimator", "read", "score"]
 
 
 def __dir__() -> list[str]:

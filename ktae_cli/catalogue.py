@@ -1,8 +1,8 @@
 """The folder is the registry: what a plug-in declares is read from its source, so listing names imports nothing.
 
 A plug-in is one file with one public function of the file's name. Its docstring, its keyword arguments with their
-defaults and, for estimators, the arguments of the `@estimator(...)` decorator are the declaration. Estimators may come
-from elsewhere: `ktae_cli.extensions` finds them.
+defaults and the arguments of the `@estimator(...)`, `@reader(...)` or `@rule(...)` decorator are the declaration.
+Estimators may come from elsewhere: `ktae_cli.extensions` finds them.
 """
 
 import ast
@@ -20,6 +20,7 @@ from ktae_cli.names import Spec, parse_spec, print_value
 from ktae_cli.schema import STAND_INS
 
 _ROOT = Path(__file__).parent
+_DECORATOR = {"readers": "reader", "checks": "rule"}
 _LARGEST_FLOAT = 1e30  # larger ones leave the range of float32 results
 _LARGEST_INT = 2**31 - 1
 
@@ -69,7 +70,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one plug-in says of itself."""
+    """What one plug-in says of itself: `files` to `threshold` are what a reader declares, `id` to `sees` a rule."""
 
     name: str
     path: Path
@@ -80,6 +81,14 @@ class Declaration:
     columns: tuple[str, ...] = ()
     needs_when: dict[str, tuple[str, ...]] = field(default_factory=dict)
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    shape: str = ""
+    keys: tuple[str, ...] = ()
+    supplies: tuple[str, ...] = ()
+    threshold: float | None = None
+    id: str = ""
+    severity: str = ""
+    sees: str = ""
     source: str = ""
     """Where an estimator from elsewhere comes from: `package NAME VERSION`, or `file NAME, sha256 …`."""
 
@@ -131,7 +140,7 @@ def _accept_ids(value: Any) -> Any:
 
 
 def names(kind: str) -> list[str]:
-    """List the plug-ins of a folder (estimators, readers, exports); base.py and _private files are no plug-ins.
+    """List the plug-ins of a folder (estimators, readers, exports, checks); base.py and _private files are no plug-ins.
 
     Estimators of installed packages and of files named on the command line are among them, if they can be used.
     """
@@ -180,6 +189,11 @@ def declaration(kind: str, name: str) -> Declaration:
     if kind == "estimators" and (found := _extensions().get(name)):
         return _read_extension(found)
     raise unknown_name(kind.rstrip("s"), [name], names(kind))
+
+
+def rule_names() -> dict[str, str]:
+    """Return the rules of `ktae check`, id -> name, in the order of their ids."""
+    return dict(sorted((declaration("checks", name).id, name) for name in names("checks")))
 
 
 def unknown_name(what: str, found: Iterable[str], known: Iterable[str]) -> UnknownNameError:
@@ -232,7 +246,7 @@ def _read(path: Path, function_name: str, kind: str, name: str = "", source: str
     function = functions[0]
     declared = {}
     for decorator in function.decorator_list:
-        if is_declaration(decorator):
+        if is_declaration(decorator, _DECORATOR.get(kind, "estimator")):
             declared = {word.arg: ast.literal_eval(word.value) for word in decorator.keywords}
     parameters = {}
     for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
@@ -362,17 +376,8 @@ def own_arguments(spec: Spec) -> dict[str, Any]:
 
 
 def suppliers(column: str) -> list[str]:
-    """Return the readers that can supply a canonical column: `SUPPLIES` in a reader's file, `*` for every column."""
-    return [name for name in names("readers") if {"*", column} & set(_supplies(name))]
-
-
-@cache
-def _supplies(reader: str) -> tuple[str, ...]:
-    module = ast.parse((_ROOT / "readers" / f"{reader}.py").read_text(encoding="utf-8"))
-    for node in module.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPLIES":
-            return tuple(ast.literal_eval(node.value))
-    return ()
+    """Return the readers that can supply a canonical column: what they declare, `*` for every column."""
+    return [name for name in names("readers") if {"*", column} & set(declaration("readers", name).supplies)]
 
 
 def _value(spec: Spec, declared: Declaration, name: str) -> Any:

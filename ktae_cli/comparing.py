@@ -39,7 +39,7 @@ def compare_inputs(
 ) -> dict[str, Any]:
     """Compare the estimators of `options` on files; return the report and write the rows to `output` if given."""
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-        source = open_rollouts(inputs, scratch)
+        source = open_rollouts(inputs, scratch, options.input)
         if output:
             check_output(output, force, source.paths)
         return compare_rollouts(source, output, force, options, more)

@@ -18,9 +18,10 @@ def write_export(
     rollouts: Path | None = None,
     force: bool = False,
     stdout_taken: bool = False,
+    allow_retokenized: bool = False,
 ) -> dict[str, Any]:
     """Export a scored file and return the summary; see `ktae export --help`."""
-    from ktae_cli.exports.base import read_rows, refuse_source
+    from ktae_cli.exports.base import read_rows, refuse_retokenized, refuse_source
     from ktae_cli.readers.scored import ScoredFile
     from ktae_cli.writers.atomic import atomic_path
 
@@ -33,6 +34,8 @@ def write_export(
     write = getattr(import_module(f"ktae_cli.exports.{to}"), to)
     file = ScoredFile(scored, rollouts)
     rows = read_rows(file, advantages, null_advantages)
+    if not allow_retokenized:
+        refuse_retokenized(file)
     target = default_output(scored, to) if output is None else Path(output)
     if output == "-":
         write(rows, sys.stdout.buffer)

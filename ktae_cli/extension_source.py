@@ -45,9 +45,9 @@ def check_source(source: bytes, file: str, function: str, reserved: tuple[str, .
     _check_conditions(declared.get("needs_when") or {}, parameters)
 
 
-def is_declaration(decorator: ast.expr) -> bool:
-    """Tell whether a decorator is `@estimator(...)`, by itself or of a module."""
-    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).rpartition(".")[2] == "estimator"
+def is_declaration(decorator: ast.expr, name: str = "estimator") -> bool:
+    """Tell whether a decorator is `@estimator(...)`, or another name, by itself or of a module."""
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).rpartition(".")[2] == name
 
 
 def _check_decorator(call: ast.Call) -> dict[str, Any]:

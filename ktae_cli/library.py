@@ -21,8 +21,8 @@ def score(
     summary comes back as a dict. A pyarrow Table, a polars or a pandas DataFrame comes back as one of its kind with
     the columns of `ktae score` added, and nothing is written.
     options: device, jobs, limit, group_by, map (a dict), correct_threshold, reward_from, truncated, columns, on_error,
-    tokenizer, eos_ids, strict as on the command line; notice and warn are called with each message; by default
-    warnings go to Python's `warnings`.
+    tokenizer, eos_ids, strict, format and those of reading as on the command line; notice and warn are called with
+    each message; by default warnings go to Python's `warnings`.
     Raises `KtaeError` and its kinds for what the command would exit 2 on.
     """
     from ktae_cli.scoring import score_files, score_table
@@ -38,18 +38,96 @@ def score(
     return restore(score_table(table, chosen))
 
 
-def read(inputs: str | Path | list[str | Path]) -> Any:
-    """Read rollouts or a scored file, a directory or a glob into one pyarrow Table under one schema."""
+def read(inputs: str | Path | list[str | Path], format: str = "auto", **options: Any) -> Any:
+    """Read rollouts or a scored file, a directory or a glob into one pyarrow Table under one schema.
+
+    Parquet of canonical or any other columns comes as it is, any other dump under the names that its reader gives.
+    options: unsafe_pickle, skip_bad_lines, on_mismatch, keep_duplicates as on the command line; notice and warn are
+    called with each message; by default warnings go to Python's `warnings`.
+    """
     import tempfile
 
     import pyarrow as pa
 
     from ktae_cli.inputs import open_rollouts
 
-    found = [inputs] if isinstance(inputs, str | Path) else inputs
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-        source = open_rollouts([str(path) for path in found], scratch)
+        source = open_rollouts(_paths(inputs), scratch, _reading(format, options))
         return pa.Table.from_batches(list(source.batches()), source.schema)
+
+
+def convert(
+    rollouts: Any,
+    output: str | Path | None = None,
+    *,
+    format: str = "auto",
+    map: dict[str, str] | None = None,
+    group_by: Any = (),
+    correct_threshold: float | None = None,
+    tokenizer: str | Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Any:
+    """Convert a dump as `ktae convert` does: write canonical Parquet and return the summary, of a frame a frame.
+
+    options: strict, unsafe_pickle, skip_bad_lines, on_mismatch, keep_duplicates as on the command line; notice and warn
+    are called with each message; by default warnings go to Python's `warnings`.
+    """
+    from ktae_cli.converting import ConvertOptions, convert_files, convert_table
+    from ktae_cli.readers._memory import TableRollouts
+
+    strict = options.pop("strict", False)
+    reading = _reading(format, options, (map or {}).get("correct"), strict)
+    chosen = ConvertOptions(
+        reading, (group_by,) if isinstance(group_by, str) else tuple(group_by), map or {}, correct_threshold,
+        Path(tokenizer) if tokenizer is not None else None, strict, reading.reader.notice, reading.reader.warn,
+    )  # fmt: skip
+    if isinstance(rollouts, str | Path | list | tuple):
+        return convert_files(_paths(rollouts), Path(output) if output is not None else None, force, chosen)
+    if output is not None:
+        raise KtaeError("a frame comes back as a frame: leave out output, or give a path to convert")
+    table, restore = _as_table(rollouts)
+    return restore(convert_table(TableRollouts(table), chosen))
+
+
+def check(
+    rollouts: Any,
+    *,
+    select: Any = (),
+    ignore: Any = (),
+    set: Any = (),
+    strict: bool = False,
+    limit: int = 0,
+    map: dict[str, str] | None = None,
+    group_by: Any = (),
+    correct_threshold: float | None = None,
+    tokenizer: str | Path | None = None,
+    eos_ids: Any = (),
+    pad_ids: Any = (),
+    format: str = "auto",
+    **options: Any,
+) -> dict[str, Any]:
+    """Return the report that `ktae check --json` prints, for a path, a list of them or a frame.
+
+    select, ignore: ids of rules or their beginnings, one or a list. set: texts such as "KT306.share=0.5". options: as
+    of `read`.
+    """
+    from ktae_cli.checking import CheckOptions, check_files, check_source
+    from ktae_cli.readers._memory import TableRollouts
+
+    reading = _reading(format, options, (map or {}).get("correct"), strict)
+    chosen = CheckOptions(
+        _several(select), _several(ignore), _several(set), strict, limit, _several(group_by), map or {},
+        correct_threshold, Path(tokenizer) if tokenizer is not None else None, _several(eos_ids), _several(pad_ids),
+        reading,
+    )  # fmt: skip
+    if isinstance(rollouts, str | Path | list | tuple):
+        return check_files(_paths(rollouts), chosen).as_dict()
+    return check_source(TableRollouts(_as_table(rollouts)[0]), chosen).as_dict()
+
+
+def _several(value: Any) -> tuple:
+    return (value,) if isinstance(value, str | int) else tuple(value)
 
 
 def inspect(
@@ -57,35 +135,39 @@ def inspect(
     *,
     map: dict[str, str] | None = None,
     group_by: Any = (),
-    correct_threshold: float = 0.0,
+    correct_threshold: float | None = None,
     clip: tuple[float, float] = (0.8, 1.28),
     cap: float = 2.0,
     mask: tuple[float, float] | None = None,
     key_threshold: float = 0.5,
     output: str | Path | None = None,
     force: bool = False,
+    format: str = "auto",
+    **options: Any,
 ) -> dict:
     """Return the facts that `ktae inspect --json` prints, for a path or a frame.
 
-    Of a path the off-policy facts of every token are written to `output` where it is given.
+    Of a path the off-policy facts of every token are written to `output` where it is given. options: as of `read`.
     """
     import tempfile
 
-    from ktae_cli.inputs import open_rollouts
+    from ktae_cli.inputs import open_rollouts, remaining_map, threshold_of
     from ktae_cli.inspection import inspect_rollouts
     from ktae_cli.off_policy_facts import Bounds
     from ktae_cli.readers._memory import TableRollouts
 
     keys = [group_by] if isinstance(group_by, str) else list(group_by)
     bounds = Bounds(tuple(clip), cap, tuple(mask) if mask is not None else None, key_threshold)
-    chosen = (map or {}, keys, correct_threshold, bounds)
     if isinstance(rollouts, str | Path):
         target = Path(output) if output is not None else None
         with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-            return inspect_rollouts(open_rollouts([str(rollouts)], scratch), *chosen, target, force)
+            source = open_rollouts([str(rollouts)], scratch, _reading(format, options, (map or {}).get("correct")))
+            mapped, threshold = remaining_map(source, map or {}), threshold_of(source, correct_threshold)
+            return inspect_rollouts(source, mapped, keys, threshold, bounds, target, force)
     if output is not None:
         raise KtaeError("of a frame nothing is written: leave out output, or give a path to inspect")
-    return inspect_rollouts(TableRollouts(_as_table(rollouts)[0]), *chosen)
+    source = TableRollouts(_as_table(rollouts)[0])
+    return inspect_rollouts(source, map or {}, keys, threshold_of(source, correct_threshold), bounds)
 
 
 def export(
@@ -96,6 +178,7 @@ def export(
     advantages: str = "advantages",
     null_advantages: str = "drop",
     rollouts: str | Path | None = None,
+    allow_retokenized: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
     """Export a scored file as `ktae export` does and return the summary."""
@@ -103,7 +186,9 @@ def export(
 
     original = Path(rollouts) if rollouts is not None else None
     target = str(output) if output is not None else None
-    return write_export(Path(scored), to, target, advantages, null_advantages, original, force)
+    return write_export(
+        Path(scored), to, target, advantages, null_advantages, original, force, allow_retokenized=allow_retokenized
+    )
 
 
 def compare(
@@ -148,6 +233,29 @@ def load_estimator(spec: str) -> Any:
     return partial(estimate, load(spec)[1])
 
 
+def _paths(inputs: Any) -> list[str]:
+    return [str(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+
+
+_READING = ("unsafe_pickle", "skip_bad_lines", "on_mismatch", "keep_duplicates", "notice", "warn")
+
+
+def _reading(format: str, options: dict[str, Any], correct: str | None = None, strict: bool = False) -> Any:
+    import warnings
+
+    from ktae_cli.catalogue import unknown_name
+    from ktae_cli.inputs import ReadInputs
+    from ktae_cli.readers.base import ReaderOptions
+
+    unknown = [name for name in options if name not in _READING]
+    if unknown:
+        raise unknown_name("option of reading:", unknown, _READING)
+    if options.get("on_mismatch", "error") not in ("error", "drop"):
+        raise KtaeError(f"on_mismatch is error or drop, found {options['on_mismatch']!r}")
+    options.setdefault("warn", lambda text: warnings.warn(text, stacklevel=4))
+    return ReadInputs(format, ReaderOptions(**options, correct_column=correct), strict)
+
+
 def _options(estimator: str | list[str], options: dict[str, Any]) -> Any:
     import warnings
     from dataclasses import fields
@@ -158,10 +266,15 @@ def _options(estimator: str | list[str], options: dict[str, Any]) -> Any:
     if not isinstance(options.get("map", {}), dict):
         raise KtaeError("map takes a dict, as in map={'reward': 'score'}")
     options.setdefault("warn", lambda text: warnings.warn(text, stacklevel=4))
-    known = {f.name for f in fields(ScoreOptions)} - {"estimators"}
+    reading = {name: options.pop(name) for name in (*_READING[:4], "format") if name in options}
+    known = {f.name for f in fields(ScoreOptions)} - {"estimators", "input"}
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise unknown_name("option of score:", unknown, sorted(known))
+        raise unknown_name("option of score:", unknown, sorted({*known, *_READING[:4], "format"}))
+    reading |= {name: options[name] for name in ("notice", "warn") if name in options}
+    options["input"] = _reading(
+        reading.pop("format", "auto"), reading, options.get("map", {}).get("correct"), options.get("strict", False)
+    )
     specs = (estimator,) if isinstance(estimator, str) else tuple(estimator)
     if isinstance(options.get("group_by"), str):
         options["group_by"] = (options["group_by"],)

@@ -1,22 +1,25 @@
 """An input resolved against the options: columns, groups, estimators; what can be refused is refused here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ktae_cli.catalogue import needs, scope
 from ktae_cli.errors import InputError, MissingColumnError, PrerequisiteError
 from ktae_cli.estimators.base import check_needs, check_parameters
 from ktae_cli.groups import GroupIndex, scan_groups
+from ktae_cli.inputs import ReadInputs, remaining_map, threshold_of
 from ktae_cli.mapping import Mapping, fits, resolve_mapping
 from ktae_cli.names import Spec
 from ktae_cli.pipeline import column_plan, parse_specs
-from ktae_cli.readers._retokenized import RetokenizedRollouts
-from ktae_cli.readers.base import Source
+from ktae_cli.readers._canonical import CanonicalRollouts
+from ktae_cli.readers._retokenized import RETOKENIZED, RetokenizedRollouts
+from ktae_cli.readers.base import READ_IN_PLACE, Source
 from ktae_cli.rollouts import MAX_ID, ReadOptions
 from ktae_cli.schema import BY_NAME, STAND_INS, is_score_column
 from ktae_cli.tokenizer_file import end_of_text_ids
@@ -33,7 +36,8 @@ class ScoreOptions:
     limit: int = 0
     group_by: tuple[str, ...] = ()
     map: dict[str, str] = field(default_factory=dict)
-    correct_threshold: float = 0.0
+    correct_threshold: float | None = None
+    """None: what the input's reader declares, else 0."""
     reward_from: str = "reward"
     truncated: str = "keep"
     columns: str = "all"
@@ -42,6 +46,7 @@ class ScoreOptions:
     eos_ids: tuple[int, ...] = ()
     write_tokens: bool = True
     strict: bool = False
+    input: ReadInputs = field(default_factory=ReadInputs)
     notice: Callable[[str], None] = lambda text: None
     warn: Callable[[str], None] = lambda text: None
     progress: Callable[[int, int], None] = lambda done, total: None
@@ -61,6 +66,8 @@ class Plan:
     columns: dict[str, Any]
     """Input column -> name in the output; ours of an earlier run are left out."""
     warnings: list[str]
+    has_verdict: bool = True
+    """The input has a verdict; else it is reward > threshold."""
 
     @property
     def kept_rows(self) -> int:
@@ -78,12 +85,22 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
 
     if source.n_rows == 0:
         raise InputError(f"{_name_of(source)}: no rollouts (0 rows)")
-    if not np.isfinite(options.correct_threshold):
-        raise InputError(f"--correct-threshold takes a finite number, found {options.correct_threshold}")
+    threshold = threshold_of(source, options.correct_threshold)
+    if not np.isfinite(threshold):
+        raise InputError(f"--correct-threshold takes a finite number, found {threshold}")
     if any(not 0 <= token_id <= MAX_ID for token_id in options.eos_ids):
         raise InputError(f"--eos-id takes a token id between 0 and {MAX_ID}, found {max(options.eos_ids)}")
     specs = parse_specs(list(options.estimators))
-    mapping = resolve_mapping(source.schema, options.map, list(options.group_by))
+    mapping = resolve_mapping(source.schema, remaining_map(source, options.map), list(options.group_by))
+    has_verdict = "correct" in mapping.columns
+    if source.reader not in READ_IN_PLACE:
+        if options.columns == "added":
+            raise InputError(
+                f"--columns added: rows read as {source.reader} cannot be joined to the results later; "
+                "write Parquet with `ktae convert` first, and score that"
+            )
+        source = CanonicalRollouts(source, mapping, threshold)
+        mapping = source.mapping
     source, mapping = _with_token_ids(source, mapping, options, warn)
     beside = getattr(source, "paths", [])
     decoder, origin = choose_decoder(options.tokenizer, beside, "response_tokens" in mapping.columns)
@@ -93,8 +110,8 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
         options.notice(f"column {text}")
     if "reward" not in mapping.columns:
         options.notice(f"no reward column: reward is 1 or 0 from {mapping.columns['correct']}")
-    if "correct" not in mapping.columns:
-        options.notice(f"no verdict column: correct is {mapping.columns['reward']} > {options.correct_threshold:g}")
+    if not has_verdict:
+        options.notice(f"no verdict column: correct is {mapping.columns['reward']} > {threshold:g}")
     index = scan_groups(source.batches, source.schema, mapping, source.place)
     if options.limit:
         index = index.limited(options.limit)
@@ -109,7 +126,7 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
     options.notice(origin)
     wanted = _wanted_columns(mapping, specs, options)
     read = ReadOptions(
-        options.correct_threshold,
+        threshold,
         options.reward_from,
         options.truncated,
         options.on_error,
@@ -126,7 +143,7 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
     columns = _output_names(source, mapping, list(column_plan(specs)), options)
     if options.strict and warnings:
         raise InputError(f"--strict, nothing is written: {warnings[0]}")
-    return Plan(source, mapping, index, specs, read, decoder, eos_ids, columns, warnings)
+    return Plan(source, mapping, index, specs, read, decoder, eos_ids, columns, warnings, has_verdict)
 
 
 def _name_of(source) -> str:
@@ -141,7 +158,8 @@ def _with_token_ids(source, mapping: Mapping, options: ScoreOptions, warn: Calla
     if options.tokenizer is None or text is None:
         used = set(mapping.columns.values())
         looked = ", ".join(("response_ids", *BY_NAME["response_ids"].aliases))
-        candidates = [f.name for f in source.schema if fits(f.type, "list<int32>") and f.name not in used]
+        lists = [f for f in source.schema if fits(f.type, "list<int32>") and not pa.types.is_null(f.type)]
+        candidates = [f.name for f in lists if f.name not in used]
         remedy = f"name it with --map response_ids={candidates[0] if candidates else 'COLUMN'}"
         if text and not candidates:
             remedy = f"give --tokenizer PATH to encode the text of {text!r}, or {remedy}"
@@ -152,11 +170,9 @@ def _with_token_ids(source, mapping: Mapping, options: ScoreOptions, warn: Calla
             f"{', '.join(source.schema.names)}); {remedy}"
         )
     source = RetokenizedRollouts(source, text, options.tokenizer)
-    warn(
-        f"response_ids come from encoding {text!r} again: they may differ from the sampled ids, end-of-text is "
-        "missing, and a tool's tokens cannot be told apart; the column `retokenized` marks the rows"
-    )
-    return source, resolve_mapping(source.schema, options.map, list(options.group_by))
+    warn(RETOKENIZED.format(text))
+    columns = mapping.columns | {"response_ids": "response_ids"}
+    return source, replace(mapping, columns=columns)
 
 
 def _wanted_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions) -> set[str]:

@@ -95,7 +95,7 @@ def metadata_of(
         ],
         "columns": columns,
         "input_columns": {**plan.mapping.columns, "group_id": list(plan.mapping.group_key)},
-        "correct_threshold": options.correct_threshold,
+        "correct_threshold": plan.read.correct_threshold,
         "reward_from": options.reward_from if "reward" in plan.mapping.columns else "correct",
         "truncated": options.truncated,
         "counts": counts,

@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from ktae_cli.catalogue import columns, needs
 from ktae_cli.errors import InputError
-from ktae_cli.inputs import TOKEN_TABLE_SUFFIX, expand_inputs, open_rollouts
+from ktae_cli.inputs import SCORED_SUFFIX, TOKEN_TABLE_SUFFIX, default_target, open_rollouts
 from ktae_cli.names import Spec
 from ktae_cli.plan import Plan, ScoreOptions, make_plan, pick_device
 from ktae_cli.readers._memory import TableRollouts
 from ktae_cli.runners.local import Job, run
 from ktae_cli.schema import SCHEMA_VERSION
 from ktae_cli.scored_table import ScoredTable, metadata_of
-from ktae_cli.writers.atomic import atomic_path, check_target
+from ktae_cli.writers.atomic import atomic_path, check_no_input, check_target
 from ktae_cli.writers.parquet import ParquetOutput
 from ktae_cli.writers.scored import ENCODED_TOKEN_SCHEMA, PLAIN, TokenTable
 
@@ -36,15 +36,16 @@ def score_files(
     """Score files into `output` and the token table beside it; return the summary. See `ktae score --help`."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch, contextlib.ExitStack() as stack:
-        output = output or default_output(inputs)
+        output = output or default_target(inputs, SCORED_SUFFIX)
         check_target(output, force)
-        source = open_rollouts(inputs, scratch)
-        _check_no_input(output, source.paths, "-o")
+        source = open_rollouts(inputs, scratch, options.input)
+        check_no_input(output, source.paths, "-o")
         plan = make_plan(source, options)
         has_tokens = options.write_tokens and bool(_with_tokens(plan))
         tokens_out = tokens_out or output.with_name(output.name.removesuffix(".parquet") + TOKEN_TABLE_SUFFIX)
         if has_tokens:
-            _check_no_input(tokens_out, [*source.paths, output], "--tokens-out")
+            check_no_input(tokens_out, source.paths, "--tokens-out")
+            check_no_input(tokens_out, [output], "--tokens-out", "the scored file")
         table = ScoredTable(plan, options)
         output_path = stack.enter_context(atomic_path(output, force))
         plain = tuple(table.ours)
@@ -64,14 +65,6 @@ def score_files(
             sink.close(metadata_of(plan, options, table, counts, described))
     seconds = time.perf_counter() - started
     return _summary(counts, plan, options, output, tokens_out if has_tokens else None, seconds)
-
-
-def _check_no_input(target: Path, others: list[Path], option: str) -> None:
-    """Raise `InputError` when a file to be written is one that is read, or the other one that is written."""
-    for path in others:
-        if target.resolve() == path.resolve() or (target.exists() and path.exists() and target.samefile(path)):
-            what = "the scored file" if path is others[-1] and option == "--tokens-out" else "an input"
-            raise InputError(f"{target}: is also {what}; name another file with {option}")
 
 
 def _with_tokens(plan: Plan) -> list[Spec]:
@@ -131,11 +124,11 @@ def _speak_of(counts: dict[str, int], first_error: str, plan: Plan, options: Sco
             "--reward-from correct takes the reward from the verdict"
         )
     unequal = counts["groups_one_verdict_unequal_rewards"]
-    if unequal and not counts["groups_mixed"] and "correct" not in plan.mapping.columns:
+    if unequal and not counts["groups_mixed"] and not plan.has_verdict:
         warn(
             f"no group holds right and wrong rollouts, so every key weight is 0, while rewards differ in {unequal} "
-            f"group(s): correct is reward > {options.correct_threshold:g}; set --correct-threshold, or name a verdict "
-            "with --map correct=COLUMN"
+            f"group(s): correct is reward > {plan.read.correct_threshold:g}; set --correct-threshold, or name a "
+            "verdict with --map correct=COLUMN"
         )
     if counts["groups_singleton"]:
         warn(f"{counts['groups_singleton']} group(s) hold one rollout: nothing to compare it with")
@@ -166,19 +159,6 @@ class _EosWatch:
         for entry in np.flatnonzero(np.isin(columns["token_id"], self.eos_ids) & (size > 0)).tolist():
             start, stop = np.searchsorted(group, [group[entry], group[entry] + 1])
             self.groups += int(np.count_nonzero(size[start:stop] > size[entry]) < 10)
-
-
-def default_output(inputs: list[str]) -> Path:
-    """Return `<stem>.scored.parquet` beside a single file, `<dir>.scored.parquet` beside a directory."""
-    if len(inputs) != 1 or inputs[0] == "-" or not Path(inputs[0]).exists():
-        expand_inputs([text for text in inputs if text != "-"])  # says what is missing, if it is
-        raise InputError("several inputs, a pattern or standard input have no default output; name one with -o OUT")
-    path = Path(inputs[0])
-    if path.is_dir():
-        if not path.resolve().name:
-            raise InputError(f"{path}: has no name to derive the output's from; name one with -o OUT")
-        return path.resolve().with_name(f"{path.resolve().name}.scored.parquet")
-    return path.with_name(f"{path.name.removesuffix('.parquet')}.scored.parquet")
 
 
 def score_table(table: pa.Table, options: ScoreOptions) -> pa.Table:
@@ -212,7 +192,7 @@ def _sha256(path: Path) -> str:
 def preview(inputs: list[str], options: ScoreOptions) -> Iterator[str]:
     """Yield the lines of `--dry-run`: the mapping, the groups and what would be computed; nothing is scored."""
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-        plan = make_plan(open_rollouts(inputs, scratch), options)
+        plan = make_plan(open_rollouts(inputs, scratch, options.input), options)
         for name, path in plan.mapping.columns.items():
             yield f"{name} <- {path}"
         yield f"group key: {' + '.join(plan.mapping.group_key)}"

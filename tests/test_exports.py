@@ -22,6 +22,8 @@ from ktae_cli.exports.base import ALIGNMENT, Layout, read_rows
 from ktae_cli.exports.jsonl import jsonl
 from ktae_cli.readers import parquet as parquet_module
 from ktae_cli.readers.scored import ScoredFile
+from tests.helpers import ROOT
+from tests.rollout_files import ktae, refusal
 from tests.test_scored import FLOATS, INTS, ROWS, TYPES, broken_text, write_added, write_scored
 
 app = typer.Typer()
@@ -346,3 +348,15 @@ def test_export_leaves_heavy_libraries_alone():
     code += "print(sorted({'torch', 'scipy', 'matplotlib', 'ray', 'tokenizers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_ids_made_from_text_are_exported_on_demand_only(tmp_path, capsys):
+    text = pa.table({"group_id": ["g", "g"], "response": ["3 + 4 = 7", "3 + 4 = 8"], "reward": [1.0, 0.0]})
+    pq.write_table(text, tmp_path / "text.parquet")
+    scored, out = tmp_path / "text.scored.parquet", tmp_path / "out.jsonl"
+    tokenizer = ROOT / "sample_data" / "tokenizer.json"
+    assert ktae("score", tmp_path / "text.parquet", "--tokenizer", tokenizer) == 0
+    message = refusal(capsys, tmp_path, "export", scored, "--to", "jsonl", "-o", out)
+    assert "row 0: the token ids come from encoding the text again" in message and "--allow-retokenized" in message
+    assert ktae("export", scored, "--to", "jsonl", "-o", out, "--allow-retokenized") == 0
+    assert len(out.read_text().splitlines()) == 2

@@ -43,6 +43,7 @@ FLOORS = (
         "group_warnings",
         "off_policy",
         "off_policy_rows",
+        "association",
     },
     {"stats"},
     {"estimators"},
@@ -57,9 +58,10 @@ FLOORS = (
         "off_policy_columns",
         "comparison",
         "comparing",
+        "converting",
         "key_weight_facts",
     },
-    {"cli", "integrations", "library", "exporting"},
+    {"cli", "integrations", "library", "exporting", "checking"},
 )
 LOOKING = {"reports", "exports", "plots", "checks"}
 LOOKING_SEES = FLOORS[0] | FLOORS[1] - {"batch"}

@@ -1,8 +1,12 @@
 """What the command line takes as input, and the Arrow layouts that writers of Parquet leave behind."""
 
+import gzip
 import io
+import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,12 +14,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ktae_cli.errors import InputError
-from ktae_cli.inputs import expand_inputs, open_rollouts
+from ktae_cli import catalogue
+from ktae_cli.errors import InputError, KtaeError
+from ktae_cli.inputs import ReadInputs, expand_inputs, open_rollouts
 from ktae_cli.readers import parquet as parquet_reader
-from ktae_cli.readers.base import column_at, field_at, list_lengths, list_values, root_of
+from ktae_cli.readers._sniff import load_reader
+from ktae_cli.readers.base import ReaderOptions, column_at, field_at, list_lengths, list_values, root_of
 from ktae_cli.readers.parquet import ParquetRollouts
+from ktae_cli.schema import BY_NAME
 from tests.rollout_files import HIGH, LOW, SHARED, four, ktae, refusal, score, tokens_of, write
 
 GRPO = [[pytest.approx(HIGH)] * 2, [pytest.approx(LOW)] * 2, [pytest.approx(LOW)], [pytest.approx(LOW)]]
@@ -499,3 +508,173 @@ def test_batch_size_changes_nothing(tmp_path, monkeypatch):
 def test_public_dump_can_be_inspected(name, capsys):
     assert ktae("inspect", SHARED / "data" / f"{name}.parquet") == 0
     assert f"{pq.read_metadata(SHARED / 'data' / f'{name}.parquet').num_rows} rollouts" in capsys.readouterr().out
+
+
+# --- formats --------------------------------------------------------------------------------------------------------
+
+VERL = {"input": "p", "output": "r", "gts": "1", "score": 1.0, "step": 1}
+OWN = {"group_id": "a", "response_ids": [1], "reward": 1.0}
+
+
+def dump(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def opened(directory, *inputs, format="auto", **options):
+    heard = []
+    read = ReadInputs(format, ReaderOptions(notice=heard.append, **options))
+    return open_rollouts([str(text) for text in inputs], str(directory), read), heard
+
+
+def test_reader_is_recognised_by_the_names_in_the_file_and_printed(tmp_path):
+    source, heard = opened(tmp_path, dump(tmp_path / "5.jsonl", VERL))
+    assert source.reader == "verl"
+    assert heard == ["read as verl (input, output, gts, score, step)"]
+    source, heard = opened(tmp_path, dump(tmp_path / "own.jsonl", OWN))
+    assert heard == ["read as jsonl (group_id, response_ids, reward)"]
+
+
+def test_named_reader_is_taken_whatever_the_file_looks_like(tmp_path):
+    source, _ = opened(tmp_path, dump(tmp_path / "5.jsonl", VERL), format="jsonl")
+    assert source.reader == "jsonl"
+    assert source.schema.names == list(VERL)
+
+
+def test_files_of_several_formats_are_named(tmp_path):
+    dump(tmp_path / "d" / "1.jsonl", VERL)
+    dump(tmp_path / "d" / "2.jsonl", OWN)
+    write(tmp_path / "d" / "3.parquet", four())
+    with pytest.raises(
+        InputError, match=r"1.jsonl is read as verl; .*2.jsonl is read as jsonl; .*3.parquet is read as parquet"
+    ):
+        opened(tmp_path, tmp_path / "d")
+    assert opened(tmp_path, tmp_path / "d", format="parquet")[0].n_rows == 4
+
+
+def test_directory_of_dumps_leaves_out_what_is_no_rollouts(tmp_path):
+    directory = tmp_path / "d"
+    for name in ("2.jsonl", "1.jsonl"):
+        dump(directory / name, VERL)
+    for name in ("metadata.json", "run_metadata.jsonl", "tokenizer.json", ".3.jsonl", "aggregated_results.jsonl"):
+        (directory / name).write_text("{}")
+    (directory / "STABLE").touch()
+    source, _ = opened(tmp_path, directory)
+    assert source.n_rows == 2
+    assert [path.name for path in source.paths] == ["1.jsonl", "2.jsonl"]
+
+
+def test_scored_file_beside_its_dump_is_not_read_again(tmp_path):
+    directory = tmp_path / "d"
+    dump(directory / "1.jsonl", OWN, OWN | {"reward": 0})
+    assert ktae("score", directory / "1.jsonl", "-q") == 0
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "1.jsonl",
+        "1.scored.parquet",
+        "1.scored.tokens.parquet",
+    ]
+    assert opened(tmp_path, directory)[0].n_rows == 2
+
+
+@pytest.mark.parametrize("packed", [lambda raw: raw, gzip.compress, lambda raw: pa.compress(raw, "zstd", asbytes=True)])
+def test_json_lines_come_through_standard_input(tmp_path, monkeypatch, packed):
+    raw = "".join(json.dumps(OWN | {"reward": r}) + "\n" for r in (1, 0)).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed(raw))))
+    assert ktae("score", "-", "-o", tmp_path / "out.parquet") == 0
+    assert pq.read_table(tmp_path / "out.parquet")["rollout_id"].to_pylist() == ["stdin:1", "stdin:2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"\x00\x01\x02", "not a file of rollouts"),
+        (b"[1, 2]\n", "no reader knows this layout (found a list)"),
+        (b"[{}, \n", "not a file of rollouts"),
+        (b"{}\n", "no group column"),
+        (b"PK\x03\x04junk", "torch.save is damaged"),
+        (b"\x80\x04\x95junk", "a Python pickle, which can run any program when it is read; give --unsafe-pickle"),
+        (b"\x1f\x8bjunk", "not a file of rollouts"),
+        (b"\x28\xb5\x2f\xfdjunk", "compressed file is damaged"),
+    ],
+)
+def test_file_that_no_reader_knows_exits_2(tmp_path, capsys, content, message):
+    (tmp_path / "x.jsonl").write_bytes(content)
+    assert message in refusal(capsys, tmp_path, "score", tmp_path / "x.jsonl")
+
+
+def test_torn_dump_warns_and_strict_refuses_it(tmp_path, capsys):
+    path = dump(tmp_path / "x.jsonl", OWN, OWN | {"reward": 0})
+    path.write_text(path.read_text() + '{"group_id": "a", "resp')
+    assert ktae("score", path, "-o", tmp_path / "out.parquet") == 0
+    err = capsys.readouterr().err
+    assert "x.jsonl, line 3: the last line is torn" in err
+    assert "1 torn last lines left out" in err
+    assert "--strict, nothing is written" in refusal(
+        capsys, tmp_path, "score", path, "-o", tmp_path / "2.parquet", "--strict"
+    )
+
+
+def test_columns_added_needs_parquet(tmp_path, capsys):
+    path = dump(tmp_path / "x.jsonl", OWN)
+    assert "ktae convert" in refusal(capsys, tmp_path, "score", path, "--columns", "added")
+
+
+def test_every_reader_is_declared():
+    for name in catalogue.names("readers"):
+        declared = catalogue.declaration("readers", name)
+        assert declared.shape in ("lines", "document", "parquet", "torch", "pickle"), name
+        assert declared.files, name
+        assert all(suffix.startswith(".") for suffix in declared.files), name
+        assert set(declared.supplies) <= {"*", *BY_NAME}, name
+        assert callable(load_reader(name))
+
+
+def test_suppliers_are_the_readers_that_declare_a_column():
+    assert {"jsonl", "parquet"} <= set(catalogue.suppliers("sum_pi_squared"))
+    assert "verl" in catalogue.suppliers("reward")
+    assert "verl" not in catalogue.suppliers("response_ids")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+LINE_READERS = [name for name in catalogue.names("readers") if catalogue.declaration("readers", name).shape == "lines"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(LINE_READERS), st.sampled_from(["auto", "named"]))
+def test_random_json_of_a_format_gives_rows_or_one_clear_error(data, name, how):
+    keys = [
+        *catalogue.declaration("readers", name).keys,
+        *data.draw(st.lists(st.sampled_from(list(BY_NAME)), max_size=3)),
+    ]
+    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(keys, JSON)), min_size=1, max_size=3))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        try:
+            source, _ = opened(Path(directory), path, format="auto" if how == "auto" else name)
+            table = pa.Table.from_batches(list(source.batches()), source.schema)
+            table.validate(full=True)
+            source.row_names(np.arange(source.n_rows))
+        except KtaeError as error:
+            assert "\n" not in str(error)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.binary(max_size=80),
+    st.sampled_from([b"", b"PAR1", b"PK\x03\x04", b"\x80\x04", b"\x1f\x8b\x08", b"{", b"["]),
+    st.booleans(),
+)
+def test_random_bytes_give_one_clear_error(content, magic, unsafe):
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.bin"
+        path.write_bytes(magic + content)
+        try:
+            opened(Path(directory), path, unsafe_pickle=unsafe)
+        except KtaeError as error:
+            assert str(path) in str(error)

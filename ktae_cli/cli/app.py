@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from ktae_cli.cli.check import check
 from ktae_cli.cli.compare import compare
 from ktae_cli.cli.console import say
+from ktae_cli.cli.convert import convert
 from ktae_cli.cli.explain import explain
 from ktae_cli.cli.export import export
 from ktae_cli.cli.highlight import highlight
@@ -37,6 +39,8 @@ app.command("highlight")(highlight)
 app.command("export")(export)
 app.command("inspect")(inspect)
 app.command("compare")(compare)
+app.command("convert")(convert)
+app.command("check")(check)
 app.command("list")(list_plugins)
 app.command("explain")(explain)
 

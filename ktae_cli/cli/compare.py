@@ -10,6 +10,7 @@ import typer
 
 from ktae_cli.cli import options
 from ktae_cli.cli.console import ProgressBar, parse_map, say, speaker, split_names
+from ktae_cli.cli.reading import read_inputs
 from ktae_cli.cli.score import OnError, RewardFrom, Truncated
 from ktae_cli.errors import KtaeError
 
@@ -20,6 +21,7 @@ def compare(
         list[str] | None,
         typer.Option("-e", "--estimator", help="Estimator spec; give two or more.", show_default=False),
     ] = None,
+    format: options.Format = "auto",
     by: Annotated[
         str | None, typer.Option("--by", metavar="COLUMN", help="Of two scored files; default: advantages.")
     ] = None,
@@ -38,7 +40,7 @@ def compare(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     group_by: options.GroupBy = None,
     map: options.Map = None,
-    correct_threshold: options.Threshold = 0.0,
+    correct_threshold: options.Threshold = None,
     reward_from: Annotated[
         RewardFrom, typer.Option("--reward-from", help="Take the reward from this column.")
     ] = RewardFrom.reward,
@@ -54,6 +56,10 @@ def compare(
         OnError, typer.Option("--on-error", help="A row that cannot be scored: stop, or skip it and count.")
     ] = OnError.stop,
     rollouts: options.Rollouts = None,
+    on_mismatch: options.OnMismatch = options.Mismatch.error,
+    skip_bad_lines: options.SkipBadLines = False,
+    keep_duplicates: options.KeepDuplicates = False,
+    unsafe_pickle: options.UnsafePickle = False,
     jobs: options.Jobs = 0,
     limit: options.Limit = 0,
     strict: options.Strict = False,
@@ -83,18 +89,20 @@ def compare(
         from ktae_cli.plan import ScoreOptions
 
         use_frugal_allocator()
+        mapped = parse_map(map)
+        read = read_inputs(format, mapped, on_mismatch, skip_bad_lines, keep_duplicates, unsafe_pickle, strict, quiet)
         with ProgressBar(quiet) as progress:
             chosen = ScoreOptions(
                 estimators=tuple(estimator), device=device, jobs=jobs, limit=limit, group_by=split_names(group_by),
-                map=parse_map(map), correct_threshold=correct_threshold, reward_from=reward_from.value,
+                map=mapped, correct_threshold=correct_threshold, reward_from=reward_from.value,
                 truncated=truncated.value, on_error=on_error.value, tokenizer=tokenizer, eos_ids=tuple(eos_id or ()),
-                strict=strict, progress=progress, **speak,
+                strict=strict, input=read, progress=progress, **speak,
             )  # fmt: skip
             report = compare_inputs(inputs, output, force, chosen, CompareOptions(null, seed))
     else:
         if len(inputs) != 2:
             raise KtaeError("give estimators with -e, two or more, or two scored files without -e")
-        given = {"--group-by": group_by, "--map": map, "--eos-id": eos_id}
+        given = {"--group-by": group_by, "--map": map, "--eos-id": eos_id, "--format": format != "auto"}
         given |= {"--reward-from": reward_from != RewardFrom.reward, "--truncated": truncated != Truncated.keep}
         _refuse_given("estimators (-e)", given)
         from ktae_cli.comparison.files import FileOptions, compare_files

@@ -11,6 +11,7 @@ from ktae_cli.catalogue import (
     Parameter,
     declaration,
     names,
+    rule_names,
     take_files,
     unknown_name,
     unusable_estimators,
@@ -18,7 +19,8 @@ from ktae_cli.catalogue import (
 from ktae_cli.names import parse_spec, print_value
 from ktae_cli.tokens import visible
 
-_KINDS = ("estimators", "exports", "readers")
+_KINDS = ("estimators", "exports", "readers", "checks")
+_NOUNS = {"checks": "rule"}
 _SCOPES = {"group": "group (each by itself)", "batch": "batch (statistics of all rollouts of a step, read beforehand)"}
 _SHOWN = {"Spec": "rollout-level estimator", "Ids": "ids", "Numbers": "number or numbers joined by +"}
 
@@ -26,28 +28,40 @@ _SHOWN = {"Spec": "rollout-level estimator", "Ids": "ids", "Numbers": "number or
 def explain(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="An estimator, export or reader; an estimator of a file as FILE.py:NAME."),
+        typer.Argument(
+            metavar="NAME",
+            help="An estimator, export, reader or rule (id or name); an estimator of a file as FILE.py:NAME.",
+        ),
     ],
 ) -> None:
-    """Explain an estimator, export or reader: formula, source, needs, parameters and degenerate cases."""
+    """Explain an estimator, export, reader or rule: formula, source, needs, parameters and degenerate cases."""
     wanted = parse_spec(take_files(name)).name
+    wanted = rule_names().get(wanted.upper(), wanted)
     known = {kind: names(kind) for kind in _KINDS}
     kind = next((kind for kind in _KINDS if wanted in known[kind]), "")
     if not kind and wanted not in unusable_estimators():
-        raise unknown_name("name", [wanted], [other for kind in _KINDS for other in known[kind]])
+        everything = [*(other for kind in _KINDS for other in known[kind]), *rule_names()]
+        raise unknown_name("name", [wanted], everything)
     kind = kind or "estimators"
-    print(visible(describe(kind.rstrip("s"), declaration(kind, wanted))))
+    print(visible(describe(_NOUNS.get(kind, kind.rstrip("s")), declaration(kind, wanted))))
 
 
 def describe(kind: str, item: Declaration) -> str:
     """Return the text that `ktae explain` prints: the docstring and what the source declares."""
-    lines = [f"{item.name} ({kind}{f' of {item.source}' if item.source else ''})", "", inspect.cleandoc(item.doc)]
+    lines = [
+        f"{item.id + ' ' if item.id else ''}{item.name} ({kind}{f' of {item.source}' if item.source else ''})",
+        "",
+        inspect.cleandoc(item.doc),
+    ]
     if kind == "estimator":
         lines += ["", f"needs: {', '.join(item.needs)}"]
         lines += [f"  {_condition(when)}: {', '.join(columns)} too" for when, columns in item.needs_when.items()]
         lines.append(f"level: {item.level}; scope: {_SCOPES[item.scope]}")
         if item.columns:
             lines.append(f"columns beside the advantages: {', '.join(item.columns)}")
+    if kind == "rule":
+        lines += ["", f"severity: {item.severity}"]
+        lines += [f"needs: {', '.join(need.replace('|', ' or ') for need in item.needs)}"] if item.needs else []
     common = AGGREGATION if kind == "estimator" else {}
     own = [parameter for parameter in item.parameters.values() if parameter.name not in common]
     lines += ["", "parameters:", *map(_line, own)] if own else []

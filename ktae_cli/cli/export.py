@@ -36,6 +36,9 @@ def export(
         NullAdvantages, typer.Option("--null-advantages", help="Rows without a known reward: leave out, or zeros.")
     ] = NullAdvantages.drop,
     rollouts: Rollouts = None,
+    allow_retokenized: Annotated[
+        bool, typer.Option("--allow-retokenized", help="Export token ids that were made from text, not sampled.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -45,7 +48,9 @@ def export(
     Every list is as long as input_ids (prompt, then response) and value t belongs to token t. The loss mask is 1 where
     the policy sampled the token, 0 on the prompt and on tool tokens. Row order is kept.
     """
-    summary = write_export(scored, to, output, advantages, null_advantages.value, rollouts, force, as_json)
+    summary = write_export(
+        scored, to, output, advantages, null_advantages.value, rollouts, force, as_json, allow_retokenized
+    )
     for line in _notices(summary):
         speaker(quiet)(line)
     if as_json:

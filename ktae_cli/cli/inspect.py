@@ -9,6 +9,7 @@ import typer
 
 from ktae_cli.cli import options
 from ktae_cli.cli.console import parse_map, say, split_names
+from ktae_cli.cli.reading import read_inputs
 from ktae_cli.errors import KtaeError
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -16,9 +17,10 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 def inspect(
     inputs: options.Inputs,
+    format: options.Format = "auto",
     group_by: options.GroupBy = None,
     map: options.Map = None,
-    correct_threshold: options.Threshold = 0.0,
+    correct_threshold: options.Threshold = None,
     clip: Annotated[
         str, typer.Option("--clip", metavar="LOW:HIGH", help="Count the tokens whose ratio lies outside.")
     ] = "0.8:1.28",
@@ -39,6 +41,10 @@ def inspect(
         Path | None,
         typer.Option("-o", "--output", help="Write the off-policy facts of every token there.", show_default=False),
     ] = None,
+    on_mismatch: options.OnMismatch = options.Mismatch.error,
+    skip_bad_lines: options.SkipBadLines = False,
+    keep_duplicates: options.KeepDuplicates = False,
+    unsafe_pickle: options.UnsafePickle = False,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
@@ -48,7 +54,7 @@ def inspect(
     (engine and trainer, old and new), they are read once with token ids, masks and key weights, and the ratios, k1, k3,
     chi-square, effective sample sizes and importance weights shown; memory grows by some bytes a row.
     """
-    from ktae_cli.inputs import open_rollouts
+    from ktae_cli.inputs import open_rollouts, remaining_map, threshold_of
     from ktae_cli.inspection import inspect_rollouts
     from ktae_cli.off_policy_facts import Bounds
     from ktae_cli.tokens import visible
@@ -56,10 +62,12 @@ def inspect(
     if str(output) == "-":
         raise KtaeError("-o -: inspect writes a Parquet file; name one with -o")
     bounds = Bounds(_range("--clip", clip), cap, None if mask is None else _range("--mask", mask), key_threshold)
+    mapped, keys = parse_map(map), list(split_names(group_by))
+    read = read_inputs(format, mapped, on_mismatch, skip_bad_lines, keep_duplicates, unsafe_pickle)
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-        source = open_rollouts(inputs, scratch)
-        keys = list(split_names(group_by))
-        facts = inspect_rollouts(source, parse_map(map), keys, correct_threshold, bounds, output, force)
+        source = open_rollouts(inputs, scratch, read)
+        mapped, threshold = remaining_map(source, mapped), threshold_of(source, correct_threshold)
+        facts = inspect_rollouts(source, mapped, keys, threshold, bounds, output, force)
     if json:
         print(encoder.dumps(facts, allow_nan=False))  # ASCII: nothing in a name can act on a terminal
         return

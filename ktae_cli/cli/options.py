@@ -1,5 +1,6 @@
 """Options that mean the same in every command, under the same letters."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ from ktae_cli.cli.console import input_name, input_path
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Parquet files, directories, globs, or - for standard input.", metavar="INPUT", parser=input_name
+        help="Dumps (Parquet, JSON lines, ...), directories, globs, or - for standard input.",
+        metavar="INPUT",
+        parser=input_name,
     ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Output file.", show_default=False)]
@@ -42,7 +45,12 @@ Map = Annotated[
     ),
 ]
 Threshold = Annotated[
-    float, typer.Option("--correct-threshold", help="Without a verdict column, correct is reward > this.")
+    float | None,
+    typer.Option(
+        "--correct-threshold",
+        help="Without a verdict column, correct is reward > this; default: the reader's, 0.",
+        show_default=False,
+    ),
 ]
 Tokenizer = Annotated[
     Path | None,
@@ -53,3 +61,30 @@ Tokenizer = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit 2 on any warning.")]
+Format = Annotated[
+    str,
+    typer.Option("-f", "--format", metavar="READER", help="Format of the input; see `ktae list readers`."),
+]
+
+
+class Mismatch(StrEnum):
+    """What happens to a row whose lists disagree in length."""
+
+    error = "error"
+    drop = "drop"
+
+
+OnMismatch = Annotated[
+    Mismatch,
+    typer.Option("--on-mismatch", help="A row whose lists disagree in length: an error, or drop it and count."),
+]
+SkipBadLines = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Leave out lines that are no JSON, and count them.")
+]
+KeepDuplicates = Annotated[bool, typer.Option("--keep-duplicates", help="Keep rows that a trainer wrote twice (TRL).")]
+UnsafePickle = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-pickle", help="Read pickles (.dp, .pkl), which can run any program; only if you trust them."
+    ),
+]

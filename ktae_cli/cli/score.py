@@ -8,6 +8,7 @@ import typer
 
 from ktae_cli.cli import options
 from ktae_cli.cli.console import ProgressBar, parse_map, say, speaker, split_names
+from ktae_cli.cli.reading import read_inputs
 from ktae_cli.errors import KtaeError
 
 
@@ -43,13 +44,14 @@ class OnError(StrEnum):
 def score(
     inputs: options.Inputs,
     output: options.Output = None,
+    format: options.Format = "auto",
     estimator: Annotated[
         list[str], typer.Option("-e", "--estimator", help="Estimator spec, as in 'ktae(loo=true)'. Repeatable.")
     ] = ["ktae"],  # noqa: B006
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     group_by: options.GroupBy = None,
     map: options.Map = None,
-    correct_threshold: options.Threshold = 0.0,
+    correct_threshold: options.Threshold = None,
     reward_from: Annotated[
         RewardFrom, typer.Option("--reward-from", help="Take the reward from this column.")
     ] = RewardFrom.reward,
@@ -75,6 +77,10 @@ def score(
     on_error: Annotated[
         OnError, typer.Option("--on-error", help="A row that cannot be scored: stop, or skip it and count.")
     ] = OnError.stop,
+    on_mismatch: options.OnMismatch = options.Mismatch.error,
+    skip_bad_lines: options.SkipBadLines = False,
+    keep_duplicates: options.KeepDuplicates = False,
+    unsafe_pickle: options.UnsafePickle = False,
     jobs: options.Jobs = 0,
     limit: options.Limit = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the mapping and the plan, write nothing.")] = False,
@@ -85,9 +91,10 @@ def score(
 ) -> None:
     """Score saved rollouts: token-level advantages and key weights into augmented Parquet.
 
-    Writes INPUT's columns plus `advantages` and `key_weight`, and a token table beside it. Memory grows by some bytes
-    a row, not with the tokens. Contiguous groups are read once, others twice through temporary files; the key columns
-    are always read once more beforehand.
+    Writes INPUT's columns (of what is no Parquet: canonical ones) plus `advantages` and `key_weight`, and a token
+    table beside it. Memory grows by some bytes a row, not with the tokens. Contiguous groups are read once, others
+    twice through temporary files; the key columns are always read once more beforehand, and what is no Parquet takes
+    about its own size in the temporary directory.
     """
     from ktae_cli.memory import use_frugal_allocator
     from ktae_cli.plan import ScoreOptions
@@ -97,12 +104,14 @@ def score(
         if str(path) == "-":
             raise KtaeError(f"{option} -: score writes files; name one with {option}")
     use_frugal_allocator()
+    mapped = parse_map(map)
+    read = read_inputs(format, mapped, on_mismatch, skip_bad_lines, keep_duplicates, unsafe_pickle, strict, quiet)
     with ProgressBar(quiet) as progress:
         chosen = ScoreOptions(
             estimators=tuple(estimator), device=device, jobs=jobs, limit=limit, group_by=split_names(group_by),
-            map=parse_map(map), correct_threshold=correct_threshold, reward_from=reward_from.value,
+            map=mapped, correct_threshold=correct_threshold, reward_from=reward_from.value,
             truncated=truncated.value, columns=columns.value, on_error=on_error.value, tokenizer=tokenizer,
-            eos_ids=tuple(eos_id or ()), write_tokens=not no_tokens_out, strict=strict,
+            eos_ids=tuple(eos_id or ()), write_tokens=not no_tokens_out, strict=strict, input=read,
             notice=speaker(quiet), warn=speaker(quiet, "warning: "), progress=progress,
         )  # fmt: skip
         if dry_run:

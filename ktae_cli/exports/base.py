@@ -221,6 +221,20 @@ def read_rows(scored: ScoredFile, column: str, null_advantages: str) -> ExportRo
     return ExportRows(scored, column, null_advantages, pa.schema([(name, _TYPES[name]) for name in names]), metadata)
 
 
+def refuse_retokenized(scored: ScoredFile) -> None:
+    """Raise where token ids were made by encoding a text again: a trainer would credit tokens nobody sampled."""
+    if not scored.has("retokenized"):
+        return
+    for numbers, columns in scored.batches(["group_id", "retokenized"]):
+        marked = floats_of(columns["retokenized"]) == 1
+        if marked.any():
+            raise InputError(
+                f"{scored.path.name}, row {numbers[int(np.argmax(marked))]}: the token ids come from encoding the text "
+                "again and may not be the sampled ones; record the ids in the run (docs/recording.md), or give "
+                "--allow-retokenized"
+            )
+
+
 def refuse_source(target: Path, sources: Sequence[Path | None]) -> None:
     """Raise where the target is one of the files that are read, whatever name leads to it."""
     if any(source is not None and target.exists() and target.samefile(source) for source in sources):

@@ -8,6 +8,11 @@ import pyarrow as pa
 from ktae_cli.readers.base import column_at, root_of
 from ktae_cli.tokenizer_file import open_tokenizer
 
+RETOKENIZED = (
+    "response_ids come from encoding {!r} again: they may differ from the sampled ids, end-of-text is missing, and a "
+    "tool's tokens cannot be told apart; the column `retokenized` marks the rows"
+)
+
 
 class RetokenizedRollouts:
     """A source with `response_ids` and `retokenized` added to every row of another."""

@@ -1,14 +1,84 @@
-"""Arrow access shared by all readers: dotted paths and list columns of every physical type."""
+"""What readers share: their declaration, what they are given, and Arrow access of every physical list type."""
 
 import hashlib
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ktae_cli.errors import InputError, MissingColumnError
+
+READ_IN_PLACE = ("parquet", "memory")
+"""Readers whose rows are read where they lie, under their own names; others are spooled under canonical names."""
+
+SOURCE_ROW = "__row__"
+"""A row, or a batch, that a reader of Parquet yields may carry under this name the row of the record's batch that it
+comes from; it is taken off again."""
+
+
+class Record(NamedTuple):
+    """One piece of a foreign file as its reader sees it.
+
+    value: the object of one JSON line, of one JSON document, of one `.pt` or pickle, or a `pa.RecordBatch` of Parquet.
+    line: counted from 1 in JSON lines, the first row of the batch counted from 0 in Parquet, else 0.
+    """
+
+    value: Any
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """How a foreign file is read, under the options' names on the command line."""
+
+    unsafe_pickle: bool = False
+    skip_bad_lines: bool = False
+    on_mismatch: str = "error"
+    """A row whose lists disagree in length: "error", or "drop" it and count it."""
+    keep_duplicates: bool = False
+    correct_column: str | None = None
+    """The column of `--map correct=COLUMN`, for readers that find several verdicts."""
+    notice: Callable[[str], None] = lambda text: None
+    warn: Callable[[str], None] = lambda text: None
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was counted on the way, said once in the end: "duplicate rows dropped" -> 3."""
+
+    taken: set[str] = field(default_factory=set)
+    """What of --map the reader has acted on, so that it is not looked for among the columns again."""
+
+    def take_correct(self, names: Container[str]) -> str | None:
+        """Return the column of `--map correct=COLUMN` where it is among the names that a reader can choose from."""
+        if self.correct_column is None or self.correct_column not in names:
+            return None
+        self.taken.add("correct")
+        return self.correct_column
+
+    def count(self, what: str, times: int = 1) -> None:
+        """Count something that is said once in the end."""
+        self.counts[what] = self.counts.get(what, 0) + times
+
+
+def reader(
+    *,
+    files: tuple[str, ...],
+    shape: str,
+    keys: tuple[str, ...],
+    supplies: tuple[str, ...],
+    threshold: float | None = None,
+) -> Callable[[Callable], Callable]:
+    """Declare a reader: literals only, read from the source by `ktae_cli.catalogue` without importing the file.
+
+    files: suffixes of its files. shape: "lines" (JSON lines), "document" (one JSON document a file), "parquet" (batches
+    of a foreign layout), "torch" (`.pt`, restricted unpickling) or "pickle" (with `--unsafe-pickle` alone). keys:
+    names that must all stand in the first record for the format to be recognised; finer than that, the attribute `fits`
+    of the function, called with the first record or the Parquet schema. supplies: canonical columns, `*` for every one.
+    threshold: a reward above it is right where the format has no verdict (default 0).
+    """
+    return lambda function: function
 
 
 class Source(Protocol):

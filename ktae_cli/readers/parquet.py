@@ -12,14 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ktae_cli.errors import InputError
-from ktae_cli.readers.base import list_lengths, list_values
+from ktae_cli.readers.base import list_lengths, list_values, reader
 from ktae_cli.schema import METADATA_KEY
-
-SUPPLIES = ("*",)
-"""Every canonical column that the file holds."""
 
 BATCH_BYTES = 4 << 20
 """Aim for the uncompressed size of one batch."""
+
+
+@reader(files=(".parquet",), shape="parquet", keys=(), supplies=("*",))
+def parquet(paths: list[Path]) -> "ParquetRollouts":
+    """Canonical Parquet: read where it lies, by canonical column names or their aliases, or any names with `--map`."""
+    return ParquetRollouts(paths)
 
 
 class ParquetRollouts:
@@ -29,9 +32,9 @@ class ParquetRollouts:
 
     def __init__(self, paths: list[Path]):
         self.paths = paths
-        schemas = [_schema(path) for path in paths]
+        schemas = [schema_of(path) for path in paths]
         self.schema = _one_schema(paths, schemas)
-        self.sizes = [_open(path).metadata.num_rows for path in paths]
+        self.sizes = [open_file(path).metadata.num_rows for path in paths]
 
     @property
     def n_rows(self) -> int:
@@ -75,52 +78,65 @@ class ParquetRollouts:
 
     @cached_property
     def _names(self) -> tuple[list[str], np.ndarray]:
-        names = [path.name for path in self.paths]
-        if len(set(names)) < len(names):
-            common = os.path.commonpath([path.resolve().parent for path in self.paths])
-            names = [os.path.relpath(path.resolve(), common) for path in self.paths]
-        return names, np.cumsum(self.sizes)
+        return base_names(self.paths), np.cumsum(self.sizes)
 
     def bytes_of(self, columns: list[str]) -> int:
         """Return about how many bytes the named top-level columns take in memory, from the footers alone."""
-        footers = [_open(path).metadata for path in self.paths]
+        footers = [open_file(path).metadata for path in self.paths]
         groups = [footer.row_group(i) for footer in footers for i in range(footer.num_row_groups)]
-        return sum(_group_bytes(group, columns) for group in groups)
+        return sum(group_bytes(group, columns) for group in groups)
 
     def batches(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, all columns or the named top-level ones, missing columns as nulls."""
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         for path in self.paths:
-            file = _open(path)
+            file = open_file(path)
             present = [name for name in schema.names if name in file.schema_arrow.names]
             for group in range(file.metadata.num_row_groups):
                 for batch in row_group_batches(file, path, group, present):
                     yield under_schema(batch, schema, path)
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def base_names(paths: list[Path]) -> list[str]:
+    """Return the base names of files, or where two are equal, their paths below the directory that they share."""
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        common = os.path.commonpath([path.resolve().parent for path in paths])
+        names = [os.path.relpath(path.resolve(), common) for path in paths]
+    return names
+
+
+def open_file(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file; raise `InputError` where it cannot be read as one."""
     try:
         return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except PermissionError:
         raise InputError(f"{path}: no permission to read it") from None
+    except UnicodeDecodeError as error:
+        raise InputError(_damaged_schema(path, error)) from None
     except (pa.ArrowException, OSError) as error:
         raise InputError(_not_parquet(path, error)) from None
 
 
-def _schema(path: Path) -> pa.Schema:
+def _damaged_schema(path: Path, error: Exception) -> str:
+    reason = str(error).partition("\n")[0]
+    return f"{path}: the Parquet file is damaged, its schema cannot be read ({reason})"
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """Return the schema of a Parquet file; raise `InputError` where it cannot be read."""
     try:
-        schema = _open(path).schema_arrow
+        schema = open_file(path).schema_arrow
         schema.names  # noqa: B018  (decodes the names)
         return schema
     except (UnicodeDecodeError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{path}: the Parquet file is damaged, its schema cannot be read ({reason})") from None
+        raise InputError(_damaged_schema(path, error)) from None
 
 
 def _own_metadata(path: Path) -> dict | None:
-    raw = (_open(path).metadata.metadata or {}).get(METADATA_KEY)
+    raw = (open_file(path).metadata.metadata or {}).get(METADATA_KEY)
     try:
         found = json.loads(raw) if raw else None
     except ValueError:
@@ -174,11 +190,11 @@ def row_group_batches(file: pq.ParquetFile, path: Path, group: int, columns: lis
 
 
 def _rows_per_batch(group: pq.RowGroupMetaData, columns: list[str]) -> int:
-    size = _group_bytes(group, columns)
+    size = group_bytes(group, columns)
     return max(1, min(1 << 16, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
 
 
-def _group_bytes(group: pq.RowGroupMetaData, columns: list[str]) -> int:
+def group_bytes(group: pq.RowGroupMetaData, columns: list[str]) -> int:
     """Return the bytes of a row group's columns in memory."""
     wanted, size = set(columns), 0
     for i in range(group.num_columns):

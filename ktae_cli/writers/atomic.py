@@ -52,6 +52,13 @@ def check_target(target: Path, force: bool) -> None:
         raise InputError(f"{target.parent}: no permission to write there; name another output with -o")
 
 
+def check_no_input(target: Path, others: list[Path], option: str, what: str = "an input") -> None:
+    """Raise `InputError` when a file to be written is one that is read, or another one that is written."""
+    for path in others:
+        if target.resolve() == path.resolve() or (target.exists() and path.exists() and target.samefile(path)):
+            raise InputError(f"{target}: is also {what}; name another file with {option}")
+
+
 def _exists(target: Path) -> InputError:
     return InputError(f"{target}: exists already; use --force to replace it, or -o to name another file")
 

@@ -19,11 +19,18 @@ ROW_GROUP_BYTES = 16 << 20
 class ParquetOutput:
     """Append tables under one schema; the bytes depend on the rows and their batches alone, never on timing."""
 
-    def __init__(self, path: Path, schema: pa.Schema, plain: tuple[str, ...] = (), as_plain: bool = False):
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        plain: tuple[str, ...] = (),
+        as_plain: bool = False,
+        page_index: bool = False,
+    ):
         """Open the file; `plain` columns hold values that hardly repeat and are not dictionary-encoded.
 
         `as_plain`: leave Arrow's own schema out of the file, so that dictionary columns, which are the fastest to
-        write, are read back as plain ones.
+        write, are read back as plain ones. `page_index`: write where pages begin and what they range over.
         """
         self.schema = schema
         leaves = _leaves(schema)
@@ -31,6 +38,7 @@ class ParquetOutput:
             path,
             schema,
             store_schema=not as_plain,
+            write_page_index=page_index,
             compression="zstd",
             compression_level=1,
             use_dictionary=[leaf for name, leaf, _ in leaves if name not in plain],

@@ -1,0 +1,1 @@
+"""What runs inside a trainer: recorders that write its rollouts as canonical Parquet."""
