@@ -57,6 +57,7 @@ bench: $(VENV)/.installed-test ## Measure speed and memory against baselines (mi
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/verify.py
 
 bench-smoke: $(VENV)/.installed-test ## Run the benchmarks once on little data: they work and their results agree
 	$(BIN)/python benchmarks/kernel.py --quick
@@ -64,6 +65,7 @@ bench-smoke: $(VENV)/.installed-test ## Run the benchmarks once on little data: 
 	$(BIN)/python benchmarks/end_to_end.py --quick
 	$(BIN)/python benchmarks/reading.py --quick
 	$(BIN)/python benchmarks/startup.py --quick
+	$(BIN)/python benchmarks/verify.py --quick
 
 clean: ## Remove what make created
 	rm -rf $(VENV) $(TRAINERS) demo build *.egg-info .pytest_cache .ruff_cache .hypothesis

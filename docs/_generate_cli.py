@@ -14,9 +14,9 @@ HEAD = """# Command line
 
 `python docs/_generate_cli.py` writes this page from the `--help` of every command ({made_with}).
 
-Exit status: 0 done; 1 done, and the answer is no (`check` with findings, `compare --fail-over`); 2 wrong usage or
-unusable input (one or two lines on stderr, no traceback, no output); 3 the machine failed (disk full, out of memory; an
-earlier output is intact); 130 on Ctrl-C, 143 on SIGTERM.
+Exit status: 0 done; 1 done, and the answer is no (`check` with findings, `compare --fail-over`,
+`verify --min-accuracy`); 2 wrong usage or unusable input (one or two lines on stderr, no traceback, no output); 3 the
+machine failed (disk full, out of memory; an earlier output is intact); 130 on Ctrl-C, 143 on SIGTERM.
 Data goes to stdout or to the output file, everything else to stderr.
 """
 

@@ -4,7 +4,9 @@ from typing import Any
 
 from ktae_cli.version import __version__
 
-__all__ = ["__version__", "check", "compare", "convert", "export", "inspect", "load_estimator", "read", "score"]
+__all__ = [
+    "__version__", "check", "compare", "convert", "export", "inspect", "load_estimator", "read", "score", "verify",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ from ktae_cli.readers.parquet import ParquetRollouts
 TOKEN_TABLE_SUFFIX = ".tokens.parquet"
 SCORED_SUFFIX = ".scored.parquet"
 CONVERTED_SUFFIX = ".rollouts.parquet"
+VERIFIED_SUFFIX = ".verified.parquet"
 _COMPRESSED = (".gz", ".zst")
 _NO_ROLLOUTS = (
     "metadata.json", "meta.json", "config.json", "generation_config.json", "vocab.json", "special_tokens_map.json",
@@ -30,9 +31,9 @@ _NO_ROLLOUTS = (
 def expand_inputs(inputs: list[str], suffixes: Iterable[str] = (".parquet",)) -> list[Path]:
     """Return the files of the inputs: in the given order, those of a directory or glob sorted by name.
 
-    Token tables and metadata are no rollouts, and a scored or converted file beside its input holds the same ones
-    again: they are left out of directories and globs. Raises `InputError` for an input that names nothing or is no
-    regular file.
+    Token tables and metadata are no rollouts, and a scored, converted or verified file beside its input holds the same
+    ones again: they are left out of directories and globs. Raises `InputError` for an input that names nothing or is
+    no regular file.
     """
     suffixes = tuple(dict.fromkeys(suffixes))
     found: list[Path] = []
@@ -70,13 +71,13 @@ def _is_beside(path: Path) -> bool:
 
 
 def _is_made(path: Path) -> bool:
-    return path.name.endswith((SCORED_SUFFIX, CONVERTED_SUFFIX))
+    return path.name.endswith((SCORED_SUFFIX, CONVERTED_SUFFIX, VERIFIED_SUFFIX))
 
 
 def stem_of(path: Path) -> str:
     """Return a file's name without the suffixes of its format, of its compression and of what `ktae` makes of it."""
     name = path.name
-    for suffix in (*_COMPRESSED, SCORED_SUFFIX, CONVERTED_SUFFIX):
+    for suffix in (*_COMPRESSED, SCORED_SUFFIX, CONVERTED_SUFFIX, VERIFIED_SUFFIX):
         name = name.removesuffix(suffix)
     known = {suffix for reader in names("readers") for suffix in declaration("readers", reader).files}
     return next((name.removesuffix(suffix) for suffix in sorted(known, key=len) if name.endswith(suffix)), name)

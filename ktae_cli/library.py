@@ -21,8 +21,8 @@ def score(
     summary comes back as a dict. A pyarrow Table, a polars or a pandas DataFrame comes back as one of its kind with
     the columns of `ktae score` added, and nothing is written.
     options: device, jobs, limit, group_by, map (a dict), correct_threshold, reward_from, truncated, columns, on_error,
-    tokenizer, eos_ids, strict, format and those of reading as on the command line; notice and warn are called with
-    each message; by default warnings go to Python's `warnings`.
+    tokenizer, eos_ids, verify, gold, strict, format and those of reading as on the command line; notice and warn are
+    called with each message; by default warnings go to Python's `warnings`.
     Raises `KtaeError` and its kinds for what the command would exit 2 on.
     """
     from ktae_cli.scoring import score_files, score_table
@@ -128,6 +128,35 @@ def check(
 
 def _several(value: Any) -> tuple:
     return (value,) if isinstance(value, str | int) else tuple(value)
+
+
+def verify(
+    rollouts: Any,
+    *,
+    output: str | Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Any:
+    """Grade responses against their gold answers: a path (or a list of them) into a file, or a frame into a frame.
+
+    A path is graded as `ktae verify` does, and the summary comes back as a dict. A frame comes back as one of its kind
+    with `correct`, `verify_status`, `answer_parsed`, `gold_parsed` and `verify_path`, and nothing is written.
+    options: gold, answer_format, verifier, argument, units, percent, tolerance, compare, correct_threshold, jobs,
+    timeout, memory, limit, group_by, map (a dict), strict as on the command line; notice and warn are called with each
+    message; by default warnings go to Python's `warnings`.
+    Raises `KtaeError` and its kinds for what the command would exit 2 on, `MachineError` where it would exit 3.
+    """
+    from ktae_cli.verifying import verify_files, verify_table
+
+    chosen = _verify_options(options)
+    if isinstance(rollouts, str | Path | list | tuple):
+        inputs = [rollouts] if isinstance(rollouts, str | Path) else rollouts
+        target = Path(output) if output is not None else None
+        return verify_files([str(path) for path in inputs], target, force, chosen)
+    if output is not None:
+        raise KtaeError("a frame comes back as a frame: leave out output, or give a path to verify")
+    table, restore = _as_table(rollouts)
+    return restore(verify_table(table, chosen))
 
 
 def inspect(
@@ -281,6 +310,26 @@ def _options(estimator: str | list[str], options: dict[str, Any]) -> Any:
     if isinstance(options.get("tokenizer"), str):
         options["tokenizer"] = Path(options["tokenizer"])
     return ScoreOptions(estimators=specs, **options)
+
+
+def _verify_options(options: dict[str, Any]) -> Any:
+    import warnings
+    from dataclasses import fields
+
+    from ktae_cli.catalogue import unknown_name
+    from ktae_cli.grading.verdict import GradingOptions
+    from ktae_cli.verifying import VerifyOptions
+
+    grading = {field.name for field in fields(GradingOptions)}
+    known = {field.name for field in fields(VerifyOptions)} - {"grading"}
+    unknown = [name for name in options if name not in known | grading]
+    if unknown:
+        raise unknown_name("option of verify:", unknown, sorted(known | grading))
+    if isinstance(options.get("group_by"), str):
+        options["group_by"] = (options["group_by"],)
+    options.setdefault("warn", lambda text: warnings.warn(text, stacklevel=4))
+    chosen = GradingOptions(**{name: value for name, value in options.items() if name in grading})
+    return VerifyOptions(grading=chosen, **{name: value for name, value in options.items() if name in known})
 
 
 def _compare_files(paths: Any, by: str | None, output: Path | None, force: bool, options: dict[str, Any]) -> dict:

@@ -44,6 +44,8 @@ class ScoreOptions:
     on_error: str = "stop"
     tokenizer: Path | None = None
     eos_ids: tuple[int, ...] = ()
+    verify: bool = False
+    gold: str | None = None
     write_tokens: bool = True
     strict: bool = False
     input: ReadInputs = field(default_factory=ReadInputs)

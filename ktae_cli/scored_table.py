@@ -101,7 +101,14 @@ def metadata_of(
         "counts": counts,
         "inputs": plan.source.fingerprints(),
         "token_table": tokens,
+        **_verified(plan),
     }
+
+
+def _verified(plan: Plan) -> dict[str, Any]:
+    """Return how the verdicts came about where `verify` gave them."""
+    described = (plan.source.own_metadata() or {}).get("verify")
+    return {"verify": described} if described else {}
 
 
 def _origin(plan: Plan, spec: Spec) -> dict[str, Any]:

@@ -11,14 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from ktae_cli.catalogue import columns, needs
-from ktae_cli.errors import InputError
+from ktae_cli.errors import InputError, KtaeError
 from ktae_cli.inputs import SCORED_SUFFIX, TOKEN_TABLE_SUFFIX, default_target, open_rollouts
 from ktae_cli.names import Spec
 from ktae_cli.plan import Plan, ScoreOptions, make_plan, pick_device
 from ktae_cli.readers._memory import TableRollouts
+from ktae_cli.readers.base import Source
 from ktae_cli.runners.local import Job, run
 from ktae_cli.schema import SCHEMA_VERSION
 from ktae_cli.scored_table import ScoredTable, metadata_of
+from ktae_cli.verifying import VerifyOptions, with_verdicts
 from ktae_cli.writers.atomic import atomic_path, check_no_input, check_target
 from ktae_cli.writers.parquet import ParquetOutput
 from ktae_cli.writers.scored import ENCODED_TOKEN_SCHEMA, PLAIN, TokenTable
@@ -40,7 +42,7 @@ def score_files(
         check_target(output, force)
         source = open_rollouts(inputs, scratch, options.input)
         check_no_input(output, source.paths, "-o")
-        plan = make_plan(source, options)
+        plan = make_plan(_verified(source, options, scratch), options)
         has_tokens = options.write_tokens and bool(_with_tokens(plan))
         tokens_out = tokens_out or output.with_name(output.name.removesuffix(".parquet") + TOKEN_TABLE_SUFFIX)
         if has_tokens:
@@ -163,11 +165,26 @@ class _EosWatch:
 
 def score_table(table: pa.Table, options: ScoreOptions) -> pa.Table:
     """Score an Arrow table and return it with our columns; nothing is written."""
-    source = TableRollouts(table)
-    plan = make_plan(source, options)
-    scored, parts = ScoredTable(plan, options), []
-    _run(plan, options, scored, parts.append, None)
+    with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
+        plan = make_plan(_verified(TableRollouts(table), options, scratch), options)
+        scored, parts = ScoredTable(plan, options), []
+        _run(plan, options, scored, parts.append, None)
     return pa.Table.from_batches(parts, scored.schema)
+
+
+def _verified(source: Source, options: ScoreOptions, scratch: str) -> Source:
+    """Return the source, under --verify with verdicts of our own."""
+    if not options.verify:
+        if options.gold is not None:
+            raise KtaeError("--gold names the answers that --verify compares with; give --verify too")
+        return source
+    if "correct" in options.map:
+        raise KtaeError("--map correct is for verdicts of the input; under --verify they are ours")
+    chosen = VerifyOptions(
+        gold=options.gold, map=options.map, jobs=options.jobs, strict=options.strict,
+        notice=options.notice, warn=options.warn, progress=options.progress,
+    )  # fmt: skip
+    return with_verdicts(source, chosen, scratch)
 
 
 def _summary(
@@ -192,7 +209,7 @@ def _sha256(path: Path) -> str:
 def preview(inputs: list[str], options: ScoreOptions) -> Iterator[str]:
     """Yield the lines of `--dry-run`: the mapping, the groups and what would be computed; nothing is scored."""
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
-        plan = make_plan(open_rollouts(inputs, scratch, options.input), options)
+        plan = make_plan(_verified(open_rollouts(inputs, scratch, options.input), options, scratch), options)
         for name, path in plan.mapping.columns.items():
             yield f"{name} <- {path}"
         yield f"group key: {' + '.join(plan.mapping.group_key)}"

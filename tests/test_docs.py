@@ -33,8 +33,9 @@ EXAMPLES = (
     "scaling",
     "comparing",
     "off-policy",
+    "verify",
 )
-VARIES = re.compile(r"[\d.]+ s, [\d,]+ tokens a second|(?<= shuffled ).*")
+VARIES = re.compile(r"[\d.]+ s, [\d,]+ (?:tokens|rows) a second|(?<= shuffled ).*")
 """Times, and figures of a shuffle, which is another one in another version of polars."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

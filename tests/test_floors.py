@@ -44,6 +44,9 @@ FLOORS = (
         "off_policy",
         "off_policy_rows",
         "association",
+        "grading",
+        "gradable",
+        "verdict_counts",
     },
     {"stats"},
     {"estimators"},
@@ -60,6 +63,7 @@ FLOORS = (
         "comparing",
         "converting",
         "key_weight_facts",
+        "verifying",
     },
     {"cli", "integrations", "library", "exporting", "checking"},
 )

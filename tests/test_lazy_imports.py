@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-HEAVY = {"torch", "matplotlib", "scipy", "ray"}
+HEAVY = {"torch", "matplotlib", "scipy", "ray", "sympy", "math_verify"}
 SAMPLE = ROOT / "sample_data" / "rollouts.parquet"
 MARK = "modules loaded:"
 CODE = f"""
@@ -58,6 +58,7 @@ def test_the_check_fails_for_a_command_that_computes(scoring):
         ("score --help", "--estimator"),
         ("highlight --help", "--rollout"),
         ("export --help", "--to"),
+        ("verify --help", "--gold"),
         ("list estimators", "ktae_paper"),
         ("explain ktae", "arXiv 2505.16826"),
         ("inspect SAMPLE", "72 groups"),
@@ -74,6 +75,12 @@ def test_highlight_loads_nothing_heavy(scoring):
     assert '"rollouts"' in done.stdout
     assert done.heavy == set()
     assert run_command("highlight", scoring[0]).heavy == set()
+
+
+def test_verify_loads_nothing_heavy_and_leaves_sympy_to_its_workers(tmp_path):
+    done = run_command("verify", SAMPLE, "-o", tmp_path / "x.parquet", "-n", "3", "--json", "-q")
+    assert '"accuracy"' in done.stdout
+    assert done.heavy == set()
 
 
 @pytest.mark.parametrize("target", ["jsonl", "parquet"])

@@ -21,6 +21,7 @@ from ktae_cli.cli.highlight import highlight
 from ktae_cli.cli.inspect import inspect
 from ktae_cli.cli.list import list_plugins
 from ktae_cli.cli.score import score
+from ktae_cli.cli.verify import verify
 from ktae_cli.errors import KtaeError
 from ktae_cli.version import __version__
 
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("score")(score)
+app.command("verify")(verify)
 app.command("highlight")(highlight)
 app.command("export")(export)
 app.command("inspect")(inspect)

@@ -52,6 +52,13 @@ def score(
     group_by: options.GroupBy = None,
     map: options.Map = None,
     correct_threshold: options.Threshold = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Grade the responses first, as `ktae verify` does by default.")
+    ] = False,
+    gold: Annotated[
+        str | None,
+        typer.Option("--gold", metavar="COLUMN", help="The right answers, for --verify.", show_default=False),
+    ] = None,
     reward_from: Annotated[
         RewardFrom, typer.Option("--reward-from", help="Take the reward from this column.")
     ] = RewardFrom.reward,
@@ -111,7 +118,8 @@ def score(
             estimators=tuple(estimator), device=device, jobs=jobs, limit=limit, group_by=split_names(group_by),
             map=mapped, correct_threshold=correct_threshold, reward_from=reward_from.value,
             truncated=truncated.value, columns=columns.value, on_error=on_error.value, tokenizer=tokenizer,
-            eos_ids=tuple(eos_id or ()), write_tokens=not no_tokens_out, strict=strict, input=read,
+            eos_ids=tuple(eos_id or ()), verify=verify, gold=gold, write_tokens=not no_tokens_out, strict=strict,
+            input=read,
             notice=speaker(quiet), warn=speaker(quiet, "warning: "), progress=progress,
         )  # fmt: skip
         if dry_run:
