@@ -22,13 +22,13 @@ class Chunker:
         self.parts: list[Rollouts] = []
         self.held = 0
 
-    def push(self, rows: Rollouts) -> Iterator[Rollouts]:
-        """Add rows; yield what has become complete."""
+    def push(self, rows: Rollouts, flush: bool = False) -> Iterator[Rollouts]:
+        """Add rows; yield what has become complete, with `flush` every complete group however small."""
         if not len(rows):
             return
         self.parts.append(rows)
         self.held += int(rows.lengths.sum())
-        if self.held < self.tokens or self._inside_one_group():
+        if (self.held < self.tokens and not flush) or self._inside_one_group():
             return
         joined = concat_rollouts(self.parts)
         self.parts = []

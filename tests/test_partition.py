@@ -378,3 +378,26 @@ def test_output_keeps_row_count_and_order_of_many_files(tmp_path):
     scored = score(tmp_path, paths)
     expected = pa.concat_tables([pq.read_table(path) for path in paths])
     assert scored.select(table.column_names).equals(expected)
+
+
+def test_long_texts_beside_few_tokens_do_not_wait_for_a_full_chunk(tmp_path, monkeypatch):
+    sizes = []
+    scored_rows = local.score_rows
+
+    def score_and_note(rows, **given):
+        sizes.append(len(rows))
+        return scored_rows(rows, **given)
+
+    monkeypatch.setattr(local, "score_rows", score_and_note)
+    monkeypatch.setattr("ktae_cli.readers.parquet.BATCH_BYTES", 1 << 12)
+    table = pa.table(
+        {
+            "group_id": [f"g{i // 4}" for i in range(400)], "reward": [float(i % 2) for i in range(400)],
+            "response_ids": [[i % 5, 7] for i in range(400)], "response": [f"{i:04d}" * 250 for i in range(400)],
+        }
+    )  # fmt: skip
+    whole = score(tmp_path, table)
+    assert sizes == [400]
+    monkeypatch.setattr(local, "PENDING_BYTES", 1 << 14)
+    assert score(tmp_path, table).equals(whole)
+    assert max(sizes[1:]) <= 40 and sum(sizes[1:]) == 400

@@ -29,6 +29,9 @@ from ktae_cli.stats.pooled import Pool
 CHUNK_TOKENS = {"cpu": 128 << 10, "cuda": 16 << 20}
 """Tokens scored at once: on a CPU what its caches hold, on a GPU what keeps it busy."""
 
+PENDING_BYTES = 64 << 20
+"""Rows that wait for their results are scored at once when they hold more: long texts beside few tokens."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -92,6 +95,7 @@ def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
 def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callable, on_tokens: Callable) -> Totals:
     totals, waiting, ready = Totals(), deque(), ResultBuffer()
     pending: deque[pa.RecordBatch] = deque()
+    held = 0
     chunker = _chunker(job)
     score = _scorer(job, _pool(job, pool, workers, lambda: _chunks_of_input(job)))
 
@@ -101,14 +105,17 @@ def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callabl
             totals.add(result.counts)
             on_tokens(result.tokens)
             ready.add(ResultRows(result.lengths, result.scored, result.columns))
+        nonlocal held
         while pending and ready.rows >= len(pending[0]):
             batch = pending.popleft()
+            held -= batch.nbytes
             on_rows(batch, ready.take(len(batch)))
             job.progress(len(batch))
 
     for batch, rows in _read(job, None, totals):
         pending.append(batch)
-        for chunk in chunker.push(rows):
+        held += batch.nbytes
+        for chunk in chunker.push(rows, flush=held > PENDING_BYTES):
             waiting.append(pool.submit(score, chunk))
             collect(1 + workers)
     for chunk in chunker.rest():
