@@ -5,9 +5,15 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ktae_cli.errors import InputError
-from ktae_cli.readers._rows import CANONICAL, batch_of, canonical_batch, column_of, text_array, widen, wider
+from ktae_cli.readers._canonical_types import CANONICAL, DTYPES
+from ktae_cli.readers._free_columns import widen, wider
+from ktae_cli.readers._plain_columns import text_array
+from ktae_cli.readers._rows import batch_of, canonical_batch, column_of
+from ktae_cli.readers._values import as_text, conversion
 
 
 def place(row: int) -> str:
@@ -106,6 +112,7 @@ def test_value_that_a_canonical_column_cannot_hold_is_refused_with_its_place(nam
         ([[[1]], [2]], pa.string(), ["[[1]]", "[2]"]),
         ([2**60, 0.5], pa.string(), [str(2**60), "0.5"]),
         ([2**64], pa.string(), [str(2**64)]),
+        ([-(2**63), 2**63 - 1], pa.int64(), [-(2**63), 2**63 - 1]),
         ([np.array([1.5]), None], pa.list_(pa.float64()), [[1.5], None]),
     ],
 )
@@ -144,6 +151,50 @@ def test_texts_become_the_array_that_arrow_makes_of_them():
     for values in (["a", "", "é\0≤", "\U0001f600"], [], ["x", None], [""]):
         assert text_array(values).equals(pa.array(values, pa.string()))
         text_array(values).validate(full=True)
+
+
+NUMBERS = st.one_of(
+    st.integers(-3, 3), st.integers(-(2**31), 2**31 - 1), st.integers(-(2**70), 2**70), st.floats(), st.booleans(),
+    st.none(), st.sampled_from(["1", 2**53, 2**53 + 1, -(2**53) - 1, 2**63, np.int64(1), np.float32(0.5), [1]]),
+)  # fmt: skip
+FEW_KINDS = st.one_of(st.integers(0, 5), st.floats(width=32)) | st.integers(-(2**31), 2**31 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["response_ids", "rollout_log_probs", "response_mask"]),
+    st.lists(st.none() | st.lists(FEW_KINDS, max_size=4) | st.lists(NUMBERS, max_size=4), max_size=4),
+)
+def test_lists_of_numbers_are_those_that_each_value_alone_becomes(name, lists):
+    convert, _ = conversion(name, DTYPES[name])
+    try:
+        wanted = [None if values is None else convert(values) for values in lists]
+    except (TypeError, ValueError, OverflowError):
+        assert "expected a list of" in refusal(name, *lists)
+    else:
+        with np.errstate(over="ignore"):
+            plain = [v and [x if x is None else np.float32(x).item() for x in v] for v in wanted]
+        found = column(name, *lists)
+        found.validate(full=True)
+        assert found.type == CANONICAL[name]
+        assert repr(found.to_pylist()) == repr(plain if name == "rollout_log_probs" else wanted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.none() | st.lists(FEW_KINDS, max_size=4) | st.lists(NUMBERS, max_size=3), min_size=1, max_size=4))
+def test_other_lists_of_numbers_keep_every_value(lists):
+    found = column("extra", *lists)
+    items = [item for values in lists for item in values or []]
+    kinds = {type(item) for item in items if item is not None}
+    exact = all(-(2**53) <= item <= 2**53 for item in items if type(item) is int)
+    if kinds == {int} and all(-(2**63) <= item < 2**63 for item in items if item is not None):
+        assert found.type == pa.list_(pa.int64())
+        assert found.to_pylist() == lists
+    elif kinds == {float} or (kinds == {int, float} and exact):
+        assert found.type == pa.list_(pa.float64())
+        assert repr(found.to_pylist()) == repr([v and [x if x is None else float(x) for x in v] for v in lists])
+    elif (int in kinds or float in kinds) and kinds.isdisjoint({np.int64, np.float32}):
+        assert found.to_pylist() == [None if values is None else as_text(values) for values in lists]
 
 
 def test_batch_of_a_foreign_layout_gets_canonical_types_and_keeps_the_rest():

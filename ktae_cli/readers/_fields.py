@@ -3,7 +3,7 @@
 from typing import Any
 
 from ktae_cli.errors import InputError
-from ktae_cli.readers._rows import number, shown, verdict
+from ktae_cli.readers._values import number, shown, verdict
 from ktae_cli.readers.base import Record
 
 _IN_WORDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}

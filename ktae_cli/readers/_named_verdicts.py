@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ktae_cli.errors import InputError
-from ktae_cli.readers._rows import number
+from ktae_cli.readers._values import number
 from ktae_cli.readers.base import ReaderOptions
 
 _LIKE_A_VERDICT = re.compile(r"^(is_)?(acc|correct)|accuracy", re.IGNORECASE)
