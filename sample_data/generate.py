@@ -2,8 +2,8 @@
 
     python sample_data/generate.py --out sample_data
 
-writes `tokenizer.json` and `rollouts.parquet` and prints the measured figures as JSON. One seed gives the same
-values on the same machine.
+writes `tokenizer.json`, `rollouts.parquet` and `policy.pt` and prints the measured figures as JSON. One seed gives the
+same values on the same machine.
 """
 
 import argparse
@@ -192,8 +192,9 @@ def build(seed: int, quick: bool = False, plan: Plan | None = None) -> Outcome:
 
 
 def write(outcome: Outcome, out: Path) -> None:
-    """Write the tokenizer and the rollouts into the folder `out`."""
+    """Write the tokenizer, the rollouts and the policy that sampled them into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
+    torch.save(outcome.sampling.state_dict(), out / "policy.pt")
     outcome.tokenizer.save(str(out / "tokenizer.json"))
     pq.write_table(outcome.table, out / "rollouts.parquet", compression="zstd", compression_level=9)
 

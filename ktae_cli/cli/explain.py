@@ -17,11 +17,12 @@ from ktae_cli.catalogue import (
     unusable_estimators,
 )
 from ktae_cli.names import parse_spec, print_value
-from ktae_cli.tokens import visible
+from ktae_cli.token_text import visible
 
 _KINDS = ("estimators", "exports", "readers", "checks")
 _NOUNS = {"checks": "rule"}
 _SCOPES = {"group": "group (each by itself)", "batch": "batch (statistics of all rollouts of a step, read beforehand)"}
+_ALL_PROMPTS = "evidence from all prompts of the input, whatever their step, read beforehand"
 _SHOWN = {"Spec": "rollout-level estimator", "Ids": "ids", "Numbers": "number or numbers joined by +"}
 
 
@@ -57,11 +58,15 @@ def describe(kind: str, item: Declaration) -> str:
         lines += ["", f"needs: {', '.join(item.needs)}"]
         lines += [f"  {_condition(when)}: {', '.join(columns)} too" for when, columns in item.needs_when.items()]
         lines.append(f"level: {item.level}; scope: {_SCOPES[item.scope]}")
+        lines += [f"  {_condition(when)}: batch ({_ALL_PROMPTS})" for when in item.pools_when]
         if item.columns:
             lines.append(f"columns beside the advantages: {', '.join(item.columns)}")
     if kind == "rule":
         lines += ["", f"severity: {item.severity}"]
         lines += [f"needs: {', '.join(need.replace('|', ' or ') for need in item.needs)}"] if item.needs else []
+    if kind == "export":
+        lines += ["", f"alignment: {item.alignment}", f"column, unless --advantages names one: {item.column}"]
+        lines += [f"has no use for: {', '.join(_options(item.refuses))}"] if item.refuses else []
     common = AGGREGATION if kind == "estimator" else {}
     own = [parameter for parameter in item.parameters.values() if parameter.name not in common]
     lines += ["", "parameters:", *map(_line, own)] if own else []
@@ -73,6 +78,10 @@ def describe(kind: str, item: Declaration) -> str:
 def _line(parameter: Parameter) -> str:
     kind = "|".join(parameter.choices) or _SHOWN.get(parameter.kind, parameter.kind)
     return f"  {parameter.name}={print_value(parameter.default)}  ({kind})"
+
+
+def _options(fields: tuple[str, ...]) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in fields]
 
 
 def _condition(when: str) -> str:

@@ -5,31 +5,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-import orjson
 import pyarrow as pa
 
-from ktae_cli.exports.base import ExportRows
+from ktae_cli.exports._full_sequence import full_schema, full_sequences
+from ktae_cli.exports._lines import write_lines
+from ktae_cli.exports.base import ExportRows, export
 from ktae_cli.readers.base import is_list
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
-
-def jsonl(rows: ExportRows, target: Path | BinaryIO) -> None:
+@export(
+    suffix=".jsonl",
+    alignment="full sequence; value t belongs to token t; 0 on the prompt",
+    sidecar=True,
+    stdout=True,
+    reads=("rollout_log_probs", "old_log_probs", "log_probs", "ref_log_probs"),
+)
+def jsonl(rows: ExportRows, target: Path | BinaryIO) -> int:
     """Full-sequence rows as JSON lines, for trainers that read plain files.
 
     Absent values are null; NaN and infinities never occur.
     """
-    if not isinstance(target, Path):
-        _write(rows, target)
-        return
-    with target.open("wb") as file:
-        _write(rows, file)
-
-
-def _write(rows: ExportRows, file: BinaryIO) -> None:
-    for batch in rows:
-        file.writelines(orjson.dumps(record, option=_OPTIONS) for record in records(batch))
+    schema = full_schema(rows)
+    return write_lines((record for batch in rows for record in records(full_sequences(batch, schema))), target)
 
 
 def records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
@@ -41,8 +38,7 @@ def records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 def _row_values(array: pa.Array) -> list[Any]:
     if not is_list(array.type):
-        values = array.to_pylist()
-        return [None if isinstance(value, float) and not np.isfinite(value) else value for value in values]
+        return array.to_pylist()
     offsets, flat = array.offsets.to_pylist(), array.values.to_numpy()
     slices = (flat[start:stop] for start, stop in pairwise(offsets))
     return [values if valid else None for values, valid in zip(slices, array.is_valid().to_pylist(), strict=True)]

@@ -1,1 +1,1 @@
-"""What runs inside a trainer: recorders that write its rollouts as canonical Parquet."""
+"""What runs inside a trainer: its rollouts recorded as canonical Parquet, and its advantages from any estimator."""

@@ -19,9 +19,9 @@ from tests.rollout_files import ktae, tokens_of
 EOS = 2
 
 
-def python_of_the_page(start):
-    """Return the example of docs/recording.md that begins with these words."""
-    page = (ROOT / "docs" / "recording.md").read_text(encoding="utf-8")
+def python_of_the_page(start, name="recording"):
+    """Return the example of a page of docs/ that begins with these words."""
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     (found,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if block.startswith(start))
     return found
 
@@ -205,18 +205,6 @@ def test_verl_v0_trainer_that_calls_the_recorder_writes_its_step(data_proto, tmp
     assert rows["step"] == [5] * 4
     assert rows["response"] == [line["output"] for line in own]
     assert rows["reward"] == [line["score"] for line in own]
-
-
-@pytest.fixture
-def transfer_queue():
-    """Start verl's TransferQueue, which the v1 trainer keeps its batches in."""
-    queue = pytest.importorskip("transfer_queue", reason="needs TransferQueue")
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)  # its storage asks for CPUs that it leaves idle
-    queue.init()
-    yield queue
-    queue.close()
-    ray.shutdown()
 
 
 def test_verl_v1_trainer_that_calls_the_recorder_writes_its_step(transfer_queue, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`ktae export`: full-sequence rows, their alignment, and files that appear whole or not at all."""
+"""The rows of parquet and jsonl, their alignment, and files that appear whole or not at all."""
 
 import io
 import json
@@ -18,7 +18,8 @@ from ktae_cli import catalogue
 from ktae_cli.cli.export import export
 from ktae_cli.errors import InputError, KtaeError, MissingColumnError, UnknownNameError
 from ktae_cli.exporting import default_output
-from ktae_cli.exports.base import ALIGNMENT, Layout, read_rows
+from ktae_cli.exports._batch import read_batches
+from ktae_cli.exports.base import ExportOptions, open_rows
 from ktae_cli.exports.jsonl import jsonl
 from ktae_cli.readers import parquet as parquet_module
 from ktae_cli.readers.scored import ScoredFile
@@ -134,13 +135,13 @@ def test_step_that_is_no_whole_number_is_refused(tmp_path, dtype, step):
     rows = [row | {"step": step} for row in FULL_ROWS]
     path = write_scored(tmp_path / "x.scored.parquet", rows, FULL_TYPES | {"step": dtype})
     with pytest.raises(InputError, match=r"row 0 \(rollout a\): step is "):
-        list(read_rows(ScoredFile(path), "advantages", "drop"))
+        open_rows(ScoredFile(path), "full", ExportOptions())
 
 
 def test_ids_that_are_not_text_are_refused(full):
     path = broken_text(full, "rollout_id", [b"a", b"b", b"\xff", b"d"])
     with pytest.raises(InputError, match="rollout_id is not UTF-8 text; the file is damaged"):
-        list(read_rows(ScoredFile(path), "advantages", "drop"))
+        open_rows(ScoredFile(path), "full", ExportOptions())
 
 
 @pytest.mark.parametrize(("truncated", "masks"), [("mask", [[0] * 5, [0], [0, 1, 1]]), ("keep", None)])
@@ -173,8 +174,8 @@ def test_parquet_types_metadata_and_codec(full):
     }  # fmt: skip
     metadata = json.loads(file.metadata.metadata[b"ktae"])
     assert metadata == {
-        "alignment": ALIGNMENT, "source": "x.scored.parquet", "advantages": "advantages", "spec": "ktae",
-        "schema_version": 1,
+        "alignment": "full sequence; value t belongs to token t; 0 on the prompt", "source": "x.scored.parquet",
+        "advantages": "advantages", "spec": "ktae", "options": {}, "schema_version": 1, "target": "parquet",
     }  # fmt: skip
     assert file.metadata.row_group(0).column(2).compression == "ZSTD"
 
@@ -208,14 +209,15 @@ def test_jsonl_goes_to_stdout(full):
     assert [json.loads(line) for line in result.stdout.splitlines()] == EXPECTED
     assert "3 rollouts, 8 prompt and response tokens -> -" in result.stderr
     assert sorted(path.name for path in full.parent.iterdir()) == ["x.scored.parquet"]
-    with pytest.raises(KtaeError, match="parquet needs a file"):
+    with pytest.raises(KtaeError, match="parquet needs a file, not -o -"):
         run(full, "--to", "parquet", "-o", "-")
 
 
 def test_summary_as_json(full):
     result = run(full, "--to", "jsonl", "--json", "-q", "-o", full.parent / "out.jsonl")
     assert json.loads(result.stdout) == {
-        "rollouts": 3, "tokens": 8, "dropped": 1, "zeroed": 0, "without_prompt_ids": 1, "advantages": "advantages",
+        "rollouts": 3, "written": 3, "tokens": 8, "dropped": 1, "zeroed": 0, "too_long": 0, "dead_groups": 0,
+        "dead_rollouts": 0, "masked_truncated": 0, "without_prompt_ids": 1, "advantages": "advantages", "notes": [],
         "output": str(full.parent / "out.jsonl"),
     }  # fmt: skip
     assert result.stderr == ""
@@ -311,31 +313,46 @@ def test_gradient_weights_and_unknown_columns_are_refused(tmp_path):
 
 
 def test_the_folder_is_the_registry():
-    assert catalogue.names("exports") == ["jsonl", "parquet"]
-    assert "Full-sequence rows as Parquet" in catalogue.declaration("exports", "parquet").summary
+    folder = ROOT / "ktae_cli" / "exports"
+    files = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert set(catalogue.names("exports")) == files - {"base"}
+    declared = catalogue.declaration("exports", "parquet")
+    assert "Full-sequence rows as Parquet" in declared.summary
+    assert (declared.suffix, declared.sidecar, declared.column) == (".parquet", False, "advantages")
 
 
 def test_default_output_is_never_an_input_name():
-    assert default_output(Path("d/x.scored.parquet"), "parquet") == Path("d/x.export.parquet")
-    assert default_output(Path("x.parquet"), "jsonl") == Path("x.export.jsonl")
+    def name(scored, target):
+        return str(default_output(Path(scored), catalogue.declaration("exports", target)))
+
+    assert name("d/x.scored.parquet", "parquet") == "d/x.export.parquet"
+    assert name("x.parquet", "jsonl") == "x.export.jsonl"
+    assert name("x.scored.parquet", "tinker") == "x.export.tinker.jsonl"
+    assert name("x.scored.parquet", "datasets") == "x.export.datasets"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=8))
-def test_layout_equals_the_slow_join(rows):
-    prompt, response = (np.array(part, np.int64) for part in zip(*rows, strict=True))
-    prompts = np.arange(100, 100 + prompt.sum(), dtype=np.int32)
-    responses = np.arange(response.sum(), dtype=np.int32)
-    lists = Layout(prompt, response).lists(responses, prompts).to_pylist()
-    left, right = iter(prompts.tolist()), iter(responses.tolist())
-    assert lists == [[next(left) for _ in range(p)] + [next(right) for _ in range(r)] for p, r in rows]
+def test_full_sequences_equal_the_slow_join(tmp_path_factory, rows):
+    table = [
+        {"group_id": "g", "rollout_id": str(at), "prompt_ids": [100 + at] * prompt, "response_ids": [*range(response)],
+         "advantages": [float(at + 1)] * response}
+        for at, (prompt, response) in enumerate(rows)
+    ]  # fmt: skip
+    types = {name: FULL_TYPES[name] for name in table[0]}
+    path = write_scored(tmp_path_factory.mktemp("join") / "x.scored.parquet", table, types)
+    [batch] = read_batches(ScoredFile(path), "advantages")
+    expected = [row["prompt_ids"] + row["response_ids"] for row in table]
+    assert [ids.tolist() for ids in np.split(batch.full_ids(), batch.starts[1:-1])] == expected
+    values = np.split(batch.full(batch.values), batch.starts[1:-1])
+    assert [v.tolist() for v in values] == [[0.0] * len(r["prompt_ids"]) + r["advantages"] for r in table]
 
 
 def test_jsonl_numbers_are_the_shortest_of_float32(tmp_path):
     rows = [{**ROWS[1], "advantages": [0.1, 1e-8]}]
     file = ScoredFile(write_scored(tmp_path / "x.scored.parquet", rows, TYPES))
     stream = io.BytesIO()
-    jsonl(read_rows(file, "advantages", "drop"), stream)
+    jsonl(open_rows(file, "full", ExportOptions()), stream)
     assert b'"advantages":[0.1,1e-8]' in stream.getvalue()
 
 
