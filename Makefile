@@ -38,13 +38,13 @@ test: $(VENV)/.installed-test ## Install the test tools and run the whole suite
 	$(BIN)/python -m pytest -n auto
 
 $(TRAINERS)/.installed: pyproject.toml constraints.txt
-	@echo "creating $(TRAINERS) and installing ktae, verl and TRL into it (minutes)"
+	@echo "creating $(TRAINERS) and installing ktae, verl, TRL and tinker into it (minutes)"
 	@$(PYTHON) -m venv $(TRAINERS)
 	@$(TRAINERS)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt torch -e '.[test,trainers]'
 	@touch $@
 
-test-trainers: $(TRAINERS)/.installed ## Install verl and TRL as well and run the tests against their own functions
-	$(TRAINERS)/bin/python -c "import trl, verl"
+test-trainers: $(TRAINERS)/.installed ## Install the trainers as well and run the tests against their own functions
+	$(TRAINERS)/bin/python -c "import tinker, trl, verl"
 	$(TRAINERS)/bin/python -m pytest -n auto tests/trainers
 
 lint: $(VENV)/.installed-test ## Check style and formatting
@@ -56,16 +56,24 @@ bench: $(VENV)/.installed-test ## Measure speed and memory against baselines (mi
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/verify.py
+	$(BIN)/python benchmarks/evidence.py
+	$(BIN)/python benchmarks/online.py
+	$(BIN)/python benchmarks/gate.py
 
 bench-smoke: $(VENV)/.installed-test ## Run the benchmarks once on little data: they work and their results agree
 	$(BIN)/python benchmarks/kernel.py --quick
 	$(BIN)/python benchmarks/estimators.py --quick
 	$(BIN)/python benchmarks/end_to_end.py --quick
 	$(BIN)/python benchmarks/reading.py --quick
+	$(BIN)/python benchmarks/memory.py --quick
 	$(BIN)/python benchmarks/startup.py --quick
 	$(BIN)/python benchmarks/verify.py --quick
+	$(BIN)/python benchmarks/evidence.py --quick
+	$(BIN)/python benchmarks/online.py --quick
+	$(BIN)/python benchmarks/gate.py --quick
 
 clean: ## Remove what make created
 	rm -rf $(VENV) $(TRAINERS) demo build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -5,7 +5,8 @@ from typing import Any
 from ktae_cli.version import __version__
 
 __all__ = [
-    "__version__", "check", "compare", "convert", "export", "inspect", "load_estimator", "read", "score", "verify",
+    "__version__", "check", "compare", "convert", "export", "inspect", "load_estimator", "read", "score",
+    "tokens", "verify",
 ]  # fmt: skip
 
 

@@ -30,6 +30,8 @@ class GroupBatch:
     group_index (n_rollouts,) int64: dense, sorted. response_mask (n_tokens,) bool: true where the policy sampled.
     step (n_rollouts,) int64: the trainer's batch that a rollout belongs to. The token columns are (n_tokens,) float32.
     text_marks (n_tokens,) uint8: where the decoded text can be cut, as `ktae_cli.spans` numbers it.
+    before_outcome (n_tokens,) bool: written before the response settles its outcome.
+    prompt (n_rollouts,) int64: the prompt's number, as `ktae_cli.prompts` gives it. truncated (n_rollouts,) bool.
     rewards_by_name: the parts of the reward, each (n_rollouts,) float64, NaN where a rollout lacks the part.
     pooled: statistics of the whole input by spec, gathered beforehand; None says that this batch is the whole.
 
@@ -56,6 +58,9 @@ class GroupBatch:
     contrast_log_z: Tensor | None = None
     token_rewards: Tensor | None = None
     text_marks: Tensor | None = None
+    before_outcome: Tensor | None = None
+    prompt: Tensor | None = None
+    truncated: Tensor | None = None
     rewards_by_name: dict[str, Tensor] | None = None
     eos_ids: tuple[int, ...] = ()
     pooled: dict[str, Any] | None = None
@@ -66,11 +71,11 @@ class GroupBatch:
         n_rollouts, n_tokens = len(self.rewards), len(self.token_ids)
         if len(self.offsets) != n_rollouts + 1 or (n_rollouts and int(self.offsets[-1]) != n_tokens):
             raise ValueError(f"offsets do not cover {n_tokens} tokens of {n_rollouts} rollouts")
-        by_rollout = {name: getattr(self, name) for name in ("correct", "group_index", "step")}
+        by_rollout = {name: getattr(self, name) for name in ("correct", "group_index", "step", "prompt", "truncated")}
         for name, value in (by_rollout | (self.rewards_by_name or {})).items():
             if value is not None and len(value) != n_rollouts:
                 raise ValueError(f"{name} has {len(value)} values for {n_rollouts} rollouts")
-        for name in ("response_mask", "text_marks", *TOKEN_COLUMNS):
+        for name in ("response_mask", "text_marks", "before_outcome", *TOKEN_COLUMNS):
             value = getattr(self, name)
             if value is not None and len(value) != n_tokens:
                 raise ValueError(f"{name} has {len(value)} values for {n_tokens} tokens")

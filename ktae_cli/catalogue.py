@@ -1,7 +1,8 @@
 """The folder is the registry: what a plug-in declares is read from its source, so listing names imports nothing.
 
 A plug-in is one file with one public function of the file's name. Its docstring, its keyword arguments with their
-defaults and the arguments of the `@estimator(...)`, `@reader(...)` or `@rule(...)` decorator are the declaration.
+defaults and the arguments of the `@estimator(...)`, `@reader(...)`, `@rule(...)` or `@export(...)` decorator are the
+declaration.
 Estimators may come from elsewhere: `ktae_cli.extensions` finds them.
 """
 
@@ -20,7 +21,7 @@ from ktae_cli.names import Spec, parse_spec, print_value
 from ktae_cli.schema import STAND_INS
 
 _ROOT = Path(__file__).parent
-_DECORATOR = {"readers": "reader", "checks": "rule"}
+_DECORATOR = {"readers": "reader", "checks": "rule", "exports": "export"}
 _LARGEST_FLOAT = 1e30  # larger ones leave the range of float32 results
 _LARGEST_INT = 2**31 - 1
 
@@ -48,8 +49,8 @@ class Parameter:
             return value
         if self.kind == "bool" and type(value) is bool:
             return value
-        if self.choices and value in self.choices:
-            return value
+        if self.choices and print_value(value) in self.choices:
+            return print_value(value)
         if self.kind == "Spec" and isinstance(value, str | Spec):
             return _accept_base(value, owner)
         if self.kind == "Numbers" and (numbers := _accept_numbers(value)) is not None:
@@ -70,7 +71,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one plug-in says of itself: `files` to `threshold` are what a reader declares, `id` to `sees` a rule."""
+    """What one plug-in says of itself.
+
+    `files` to `threshold` are what a reader declares, `id` to `sees` a rule, `alignment` to `refuses` an export.
+    """
 
     name: str
     path: Path
@@ -80,6 +84,7 @@ class Declaration:
     scope: str = ""
     columns: tuple[str, ...] = ()
     needs_when: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    pools_when: tuple[str, ...] = ()
     parameters: dict[str, Parameter] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     shape: str = ""
@@ -89,6 +94,14 @@ class Declaration:
     id: str = ""
     severity: str = ""
     sees: str = ""
+    alignment: str = ""
+    suffix: str = ""
+    directory: bool = False
+    sidecar: bool = False
+    stdout: bool = False
+    column: str = "advantages"
+    reads: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
     source: str = ""
     """Where an estimator from elsewhere comes from: `package NAME VERSION`, or `file NAME, sha256 …`."""
 
@@ -262,16 +275,16 @@ def _parameter(name: str, annotation: ast.expr, default: Any) -> Parameter:
     return Parameter(name, ast.unparse(annotation), default)
 
 
-def resolve_spec(spec: str | Spec, level: str | None = None) -> Spec:
-    """Check a spec against the estimators' declarations and return its canonical form: only non-default parameters.
+def resolve_spec(spec: str | Spec, level: str | None = None, kind: str = "estimators") -> Spec:
+    """Check a spec against the declarations of a folder and return its canonical form: only non-default parameters.
 
     `level="rollout"` admits only estimators with one advantage per rollout. `path/to/file.py:name` takes the estimator
     of a file, also as a base; it is `name` from then on. Raises `KtaeError` that names every unknown parameter with its
-    nearest match, and `UnknownNameError` for an unknown estimator.
+    nearest match, and `UnknownNameError` for an unknown name.
     """
     if isinstance(spec, str):
-        spec = parse_spec(take_files(spec))
-    declared = declaration("estimators", spec.name)
+        spec = parse_spec(take_files(spec) if kind == "estimators" else spec)
+    declared = declaration(kind, spec.name)
     if level and declared.level != level:
         raise KtaeError(f"{spec.name} gives one advantage per {declared.level}; a base gives one per {level}")
     accepted = declared.accepted
@@ -332,13 +345,18 @@ def needs(spec: Spec) -> tuple[str, ...]:
     declared = declaration("estimators", spec.name)
     wanted = list(declared.needs)
     for condition, columns in declared.needs_when.items():
-        name, _, value = condition.partition("=")
-        found = print_value(_value(spec, declared, name))
-        if found == value if value else found != print_value(_default(declared.parameters[name])):
+        if _holds(condition, spec, declared):
             wanted += columns
     for base in bases(spec):
         wanted += needs(base)
     return tuple(dict.fromkeys(wanted))
+
+
+def _holds(condition: str, spec: Spec, declared: Declaration) -> bool:
+    """Tell whether `parameter=value`, or `parameter` (any value but the default), is true of a spec."""
+    name, _, value = condition.partition("=")
+    found = print_value(_value(spec, declared, name))
+    return found == value if value else found != print_value(_default(declared.parameters[name]))
 
 
 def missing_needs(spec: Spec, available: set[str]) -> list[str]:
@@ -354,9 +372,27 @@ def bases(spec: Spec) -> list[Spec]:
 
 
 def scope(spec: Spec) -> str:
-    """Return "batch" when a resolved spec pools over the batch, by itself, its base or its aggregation."""
-    pools = declaration("estimators", spec.name).scope == "batch" or aggregation(spec) != "none"
-    return "batch" if pools or any(scope(base) == "batch" for base in bases(spec)) else "group"
+    """Return "batch" when a resolved spec pools over more than a group, by itself, its base or its aggregation."""
+    return "batch" if pools_over_steps(spec) or pools_over_prompts(spec) else "group"
+
+
+def pools_over_steps(spec: Spec) -> bool:
+    """Tell whether a resolved spec takes statistics of each step's rollouts, by itself, its base or its aggregation."""
+    own = declaration("estimators", spec.name).scope == "batch" or aggregation(spec) != "none"
+    return own or any(map(pools_over_steps, bases(spec)))
+
+
+def pools_over_prompts(spec: Spec) -> bool:
+    """Tell whether a resolved spec takes evidence from all prompts of the input, whatever their step."""
+    declared = declaration("estimators", spec.name)
+    own = any(_holds(condition, spec, declared) for condition in declared.pools_when)
+    return own or any(map(pools_over_prompts, bases(spec)))
+
+
+def takes_pool(spec: Spec) -> bool:
+    """Tell whether the estimator's function itself, with these parameters, is called with pooled statistics."""
+    declared = declaration("estimators", spec.name)
+    return declared.scope == "batch" or any(_holds(condition, spec, declared) for condition in declared.pools_when)
 
 
 def columns(spec: Spec) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ from ktae_cli.names import parse_spec
 from ktae_cli.off_policy_rows import find_pairs
 from ktae_cli.readers.base import ReaderOptions, Source, column_at, decoded, root_of
 from ktae_cli.schema import BY_NAME
+from ktae_cli.token_text import choose_decoder
 from ktae_cli.tokenizer_file import end_of_text_ids
-from ktae_cli.tokens import choose_decoder
 
 REPORT_VERSION = 1
 _LENIENT: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from ktae_cli.comparison.aligned import AlignedRows
-from ktae_cli.comparison.report import SideBySide, mixed_groups, trajectories
+from ktae_cli.comparison.report import SideBySide, mixed_groups
 from ktae_cli.comparison.rows import ComparedRows, check_output
 from ktae_cli.comparison.token_sample import SAMPLE_TOKENS
 from ktae_cli.errors import InputError, KtaeError
 from ktae_cli.inputs import open_rollouts
-from ktae_cli.key_weight_facts import ShiftSums, key_weight_facts, left_out_twin, shuffled_shares, with_key_weight
+from ktae_cli.key_weight.figures import passes_of_null
+from ktae_cli.key_weight.specs import left_out_twins, with_key_weight
+from ktae_cli.key_weight_facts import Observed, key_weight_facts, lean, measure_chance
 from ktae_cli.names import Spec
 from ktae_cli.pipeline import column_plan
 from ktae_cli.plan import Plan, ScoreOptions, make_plan, pick_device
@@ -51,11 +53,12 @@ def compare_rollouts(
     """Compare the estimators of `options` on the rollouts of a source."""
     if len(options.estimators) < 2:
         raise KtaeError("compare needs two estimators or more: give -e for each")
+    if more.shuffles < 0 or more.seed < 0:
+        raise KtaeError(f"--null and --seed take numbers of at least 0, found {more.shuffles} and {more.seed}")
     plan = make_plan(source, options)
     weighted = with_key_weight(plan.specs)
-    twins = {spec: left_out_twin(spec, plan.eos_ids) for spec in weighted}
-    hidden = [twin for twin in dict.fromkeys(twins.values()) if twin and twin not in plan.specs]
-    passes = 1 + (more.shuffles if weighted else 0)
+    twins, hidden = left_out_twins(weighted, plan.eos_ids)
+    passes = 1 + (passes_of_null(more.shuffles) if weighted else 0)
     job = _job(plan, plan.specs + hidden, options, passes)
     measured = _Measured(plan, job, [*weighted, *hidden], more.ranked_tokens)
     with contextlib.ExitStack() as stack:
@@ -67,13 +70,14 @@ def compare_rollouts(
         if not measured.table.rows:
             raise InputError("no rollout has a known reward: there is nothing to compare")
         report = {"compared": "estimators", "names": names, **measured.table.report(), **measured.counts}
-        mixed, labels = measured.mixed(), (measured.trajectory(), measured.labelled)
-        shuffled = shuffled_shares(job, weighted, mixed, labels, more.shuffles, more.seed)
+        mixed, observed = measured.mixed(), measured.observed
+        observed.pooled = totals.pooled
+        shares: dict[Spec, list[float]] = {spec: [] for spec in weighted}
+        if weighted and more.shuffles:
+            report["null"], shares = measure_chance(plan, job, observed, weighted, more.shuffles, more.seed)
         for entry, spec in zip(report["estimators"], plan.specs, strict=True):
             entry["key_weight"] = (
-                key_weight_facts(spec, twins[spec], measured.shifts, mixed, shuffled[spec])
-                if spec in weighted
-                else None
+                key_weight_facts(spec, twins[spec], observed.sums, mixed, shares[spec]) if spec in weighted else None
             )
         report |= {"seed": more.seed, "output": str(output) if output else None}
         if measured.sink:
@@ -106,13 +110,10 @@ class _Measured:
         self.table = SideBySide([str(spec) for spec in plan.specs], plan.index.keys, ranked_tokens)
         at = {owner: name for name, owner in column_plan(job.specs).items()}
         self.columns = [at[spec, "advantages"] for spec in plan.specs]
-        self.shifts = ShiftSums(weighted, job.specs, len(plan.index.keys))
+        self.observed = Observed(plan, weighted, job.specs)
         self.numbers = np.flatnonzero(plan.index.codes >= 0)
-        self.labelled = np.zeros(plan.source.n_rows, bool)
         self.verdict = np.full(plan.source.n_rows, -1, np.int8)
-        self.ids: list[pa.Array] = []
-        # Scoring has read and checked what the estimators need; here only ids, masks and verdicts are looked at.
-        self.read = replace(plan.read, token_columns=(), reward_parts=False, text_marks=False, on_error="skip")
+        self.read = lean(plan.read)
         self.counts = {"unscored": 0}
 
     def on_rows(self, batch: pa.RecordBatch, results: ResultRows) -> None:
@@ -121,18 +122,12 @@ class _Measured:
         self.row += len(batch)
         codes = self.plan.index.codes[numbers]
         rows = read_rollouts(batch, self.plan.mapping, codes, self.read, lambda i: self.plan.source.place(numbers[i]))
-        ids = self._rollout_ids(batch, numbers)
-        self.labelled[numbers] = rows.scored & results.scored
+        self.observed.add(numbers, rows, results)
         self.verdict[numbers] = np.where(results.scored, rows.correct, -1)
-        self.ids.append(ids)
         self.counts["unscored"] += int(np.count_nonzero(~results.scored))
         if results.scored.any():
-            aligned = self._aligned(batch, rows, ids, results)
+            aligned = self._aligned(batch, rows, self._rollout_ids(batch, numbers), results)
             facts = self.table.add(aligned)
-            verdict = np.repeat(aligned.verdict, aligned.lengths)
-            if aligned.counted is not None:
-                verdict = np.where(aligned.counted, verdict, -1)
-            self.shifts.add_tokens(np.repeat(aligned.group, aligned.lengths), verdict, results.columns)
             if self.sink:
                 self.sink.write(aligned, facts, self.plan.index.keys)
 
@@ -162,13 +157,6 @@ class _Measured:
             return column_at(batch, path).cast(pa.string())
         return pa.array(self.plan.source.row_names(numbers), pa.string())
 
-    def trajectory(self) -> np.ndarray:
-        """Return the first row of each row's trajectory (n_rows,), of the whole input."""
-        found = np.arange(self.plan.source.n_rows)
-        group = self.plan.index.codes[self.numbers]
-        found[self.numbers] = self.numbers[trajectories(group, pa.chunked_array(self.ids, pa.string()))]
-        return found
-
     def mixed(self) -> np.ndarray:
         """Tell which groups hold right and wrong rollouts."""
         return mixed_groups(self.plan.index.codes[self.numbers], self.verdict[self.numbers], len(self.plan.index.keys))
@@ -176,7 +164,7 @@ class _Measured:
 
 def stored_text(texts: list[str | None] | None, position: int) -> str | None:
     """Return the text that a file stores for one token, visible and on one line."""
-    from ktae_cli.tokens import plain_stored_texts, visible_token
+    from ktae_cli.token_text import plain_stored_texts, visible_token
 
     return None if texts is None else visible_token(plain_stored_texts(texts)[position])
 

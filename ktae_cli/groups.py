@@ -33,6 +33,14 @@ class GroupIndex:
         codes = np.where(self.codes < n_groups, self.codes, -1)
         return GroupIndex(codes, self.keys[:n_groups], self.sizes[:n_groups], self.warnings)
 
+    def only(self, chosen: np.ndarray) -> "GroupIndex":
+        """Return the index of chosen groups (codes), in order of first appearance; rows of the others get code -1."""
+        chosen = np.sort(chosen)
+        number = np.full(len(self.keys) + 1, -1)
+        number[chosen] = np.arange(len(chosen))
+        keys = [self.keys[code] for code in chosen.tolist()]
+        return GroupIndex(number[self.codes], keys, self.sizes[chosen], self.warnings)
+
 
 def scan_groups(
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]],

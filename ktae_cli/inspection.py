@@ -17,7 +17,7 @@ from ktae_cli.off_policy_rows import Pair, find_pairs
 from ktae_cli.readers.base import column_at, decoded, list_lengths, root_of
 from ktae_cli.rollouts import ReadOptions, RowErrors, reward_and_verdict, was_truncated
 from ktae_cli.schema import BY_NAME
-from ktae_cli.tokens import choose_decoder
+from ktae_cli.token_text import choose_decoder
 
 
 @dataclass
@@ -85,6 +85,7 @@ def inspect_rollouts(
     }
     written = source.own_metadata() or {}
     facts["scored_with"] = [estimator["spec"] for estimator in written.get("estimators", [])]
+    facts["null"] = written.get("null")
     facts["off_policy"] = _off_policy(source, mapping, index, pairs, bounds, output, force) if pairs else None
     return facts
 

@@ -21,8 +21,9 @@ def score(
     summary comes back as a dict. A pyarrow Table, a polars or a pandas DataFrame comes back as one of its kind with
     the columns of `ktae score` added, and nothing is written.
     options: device, jobs, limit, group_by, map (a dict), correct_threshold, reward_from, truncated, columns, on_error,
-    tokenizer, eos_ids, verify, gold, strict, format and those of reading as on the command line; notice and warn are
-    called with each message; by default warnings go to Python's `warnings`.
+    tokenizer, eos_ids, verify, gold, null, seed, strict, format and those of reading as on the command line; notice and
+    warn are called with each message; by default warnings go to Python's `warnings`. null is for a path: its figures
+    stand in the summary and in the file.
     Raises `KtaeError` and its kinds for what the command would exit 2 on.
     """
     from ktae_cli.scoring import score_files, score_table
@@ -204,20 +205,29 @@ def export(
     to: str,
     output: str | Path | None = None,
     *,
-    advantages: str = "advantages",
-    null_advantages: str = "drop",
     rollouts: str | Path | None = None,
-    allow_retokenized: bool = False,
+    shards: int = 1,
     force: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Export a scored file as `ktae export` does and return the summary."""
-    from ktae_cli.exporting import write_export
+    """Export a scored file as `ktae export` does and return the summary.
 
+    options: advantages, normalize, clip, drop_dead_groups, null_advantages, mask_truncated, max_length,
+    allow_retokenized, loss, as on the command line.
+    """
+    from dataclasses import fields
+
+    from ktae_cli.catalogue import unknown_name
+    from ktae_cli.exporting import write_export
+    from ktae_cli.exports.base import ExportOptions
+
+    known = [field.name for field in fields(ExportOptions)]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise unknown_name("option of export:", unknown, known)
     original = Path(rollouts) if rollouts is not None else None
     target = str(output) if output is not None else None
-    return write_export(
-        Path(scored), to, target, advantages, null_advantages, original, force, allow_retokenized=allow_retokenized
-    )
+    return write_export(Path(scored), to, target, rollouts=original, shards=shards, force=force, **options)
 
 
 def compare(
@@ -251,6 +261,41 @@ def compare(
     if target is not None:
         raise KtaeError("of a frame nothing is written: leave out output, or give a path to compare")
     return compare_rollouts(TableRollouts(_as_table(rollouts)[0]), None, force, chosen, more)
+
+
+_UNITS = ("unit", "within", "before", "outcome", "verdict_noise")
+_TESTS = ("length_control", "min_groups", "tarone", "level", "permutations", "resamples", "seed")
+
+
+def tokens(
+    rollouts: Any,
+    estimator: str = "ktae",
+    *,
+    output: str | Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Any:
+    """Pool key tokens over all prompts as `ktae tokens` does.
+
+    Of a path (or a list of them) the table is written to `output` where it is given, and the report that
+    `ktae tokens --json` prints comes back as a dict. Of a frame the table comes back as a frame of its kind.
+    options: unit, within, before, outcome, verdict_noise, length_control, min_groups, tarone, level, permutations,
+    resamples, seed, and those of `score` as far as `ktae tokens` has them.
+    """
+    from ktae_cli.evidence.pooling import UnitOptions, pool_files, pool_rollouts
+    from ktae_cli.evidence.unit_tests import TestOptions
+    from ktae_cli.readers._memory import TableRollouts
+
+    units = UnitOptions(**{name: options.pop(name) for name in _UNITS if name in options})
+    tests = TestOptions(**{name: options.pop(name) for name in _TESTS if name in options})
+    chosen = _options(estimator, options)
+    if isinstance(rollouts, str | Path | list | tuple):
+        target = Path(output) if output is not None else None
+        return pool_files(_paths(rollouts), target, force, units, tests, chosen)
+    if output is not None:
+        raise KtaeError("a frame comes back as a frame: leave out output, or give a path")
+    table, restore = _as_table(rollouts)
+    return restore(pool_rollouts(TableRollouts(table), units, tests, chosen).table)
 
 
 def load_estimator(spec: str) -> Any:

@@ -129,6 +129,8 @@ def _to_arrow(rows: Rollouts, numbers: np.ndarray) -> pa.RecordBatch:
         columns["trajectory"] = pa.array(rows.trajectory, pa.large_string())
     if rows.step is not None:
         columns["step"] = pa.array(rows.step)
+    if rows.prompt is not None:
+        columns |= {"prompt": pa.array(rows.prompt), "cut_off": pa.array(rows.cut_off)}
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -148,6 +150,8 @@ def _from_arrow(table: pa.Table) -> Rollouts:
         table["step"].to_numpy() if "step" in table.column_names else None,
         {name[7:]: flat(name) for name in table.column_names if name.startswith("tokens.")},
         reward_parts(table["parts"].combine_chunks()) if "parts" in table.column_names else None,
+        table["prompt"].to_numpy() if "prompt" in table.column_names else None,
+        table["cut_off"].to_numpy() if "cut_off" in table.column_names else None,
     )
 
 

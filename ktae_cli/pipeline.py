@@ -24,6 +24,7 @@ class ScoredRows:
     columns: dict[str, np.ndarray]
     tokens: list[tuple[Spec, dict[str, np.ndarray]]]
     counts: dict[str, int]
+    spec_counts: dict[Spec, dict[str, int]]
 
 
 def column_plan(specs: list[Spec]) -> dict[str, tuple[Spec, str]]:
@@ -77,7 +78,8 @@ def score_rows(
         group_codes = group_of[np.flatnonzero(np.diff(layout.group_index, prepend=-1))]
         tokens = [(s, _token_rows(e.tokens(), group_codes)) for s, e in estimates.items() if e.tokens is not None]
     lengths = np.where(rows.scored, rows.lengths, 0)
-    return ScoredRows(rows.scored, lengths, columns, tokens, _count(rows, batch))
+    spec_counts = {spec: found.counts for spec, found in estimates.items() if found.counts}
+    return ScoredRows(rows.scored, lengths, columns, tokens, _count(rows, batch), spec_counts)
 
 
 def gather_pools(
@@ -203,10 +205,17 @@ def to_batch(
         rewards_by_name=None
         if rows.parts is None
         else {name: _tensor(values[first]).to(device) for name, values in rows.parts.items()},
+        prompt=None if rows.prompt is None else _tensor(rows.prompt[first]).to(device),
+        truncated=None if rows.cut_off is None else _tensor(_any_part(rows.cut_off, layout)).to(device),
         eos_ids=eos_ids,
         pooled=pooled,
         **{name: tokens(values) for name, values in rows.tokens.items()},
     )
+
+
+def _any_part(flags: np.ndarray, layout: Layout) -> np.ndarray:
+    """Tell of each rollout whether a part of it has the flag (n_rollouts,) bool."""
+    return np.logical_or.reduceat(flags[layout.order], layout.first_row) if len(layout.order) else flags[:0]
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:

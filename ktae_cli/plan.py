@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ktae_cli.catalogue import needs, scope
+from ktae_cli.catalogue import needs, pools_over_prompts, pools_over_steps
 from ktae_cli.errors import InputError, MissingColumnError, PrerequisiteError
 from ktae_cli.estimators.base import check_needs, check_parameters
 from ktae_cli.groups import GroupIndex, scan_groups
@@ -22,8 +22,8 @@ from ktae_cli.readers._retokenized import RETOKENIZED, RetokenizedRollouts
 from ktae_cli.readers.base import READ_IN_PLACE, Source
 from ktae_cli.rollouts import MAX_ID, ReadOptions
 from ktae_cli.schema import BY_NAME, STAND_INS, is_score_column
+from ktae_cli.token_text import choose_decoder, plain_text
 from ktae_cli.tokenizer_file import end_of_text_ids
-from ktae_cli.tokens import choose_decoder, plain_text
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class ScoreOptions:
     verify: bool = False
     gold: str | None = None
     write_tokens: bool = True
+    null: int = 0
+    seed: int = 0
     strict: bool = False
     input: ReadInputs = field(default_factory=ReadInputs)
     notice: Callable[[str], None] = lambda text: None
@@ -136,8 +138,10 @@ def make_plan(source: Source, options: ScoreOptions) -> Plan:
         "rewards" in wanted,
         "response_tokens" in wanted,
         partial(plain_text, decoder) if has_text else None,
+        any(map(pools_over_prompts, specs)),
+        partial(_before_outcome, decoder) if "response" in wanted else None,
     )
-    if any(scope(spec) == "batch" for spec in specs) and "step" not in mapping.columns:
+    if any(map(pools_over_steps, specs)) and "step" not in mapping.columns:
         _speak_of_steps(source, options, warn)
     eos_ids = options.eos_ids or end_of_text_ids(decoder)
     for spec in specs:
@@ -190,6 +194,16 @@ def _wanted_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions) 
     return wanted
 
 
+def _before_outcome(decoder, ids: np.ndarray, lengths: np.ndarray, mask, stored, texts) -> np.ndarray:
+    """Tell which tokens (n_tokens,) bool are written before their response settles its outcome."""
+    from ktae_cli.units.base import TokenBatch
+    from ktae_cli.units.outcome import settled_positions
+
+    batch = TokenBatch(ids, lengths, mask, stored, texts)
+    position = np.arange(len(ids)) - np.repeat(batch.starts[:-1], lengths)
+    return position < np.repeat(settled_positions(batch, decoder), lengths)
+
+
 def _speak_of_steps(source, options: ScoreOptions, warn: Callable[[str], None]) -> None:
     """Say that all rollouts are one batch, or warn where a step column cannot tell batches apart."""
     if "step" in source.schema.names:
@@ -213,6 +227,7 @@ def _check_columns(mapping: Mapping, specs: list[Spec], options: ScoreOptions, h
             f"--truncated {options.truncated} needs finish_reason; name it with --map finish_reason=COLUMN"
         )
     have |= {"reward"} | ({"response_tokens"} if has_text else set())
+    have |= {"response"} if "response_tokens" in have else set()
     for spec in specs:
         check_needs(spec, have)
 

@@ -9,10 +9,11 @@ import pyarrow.compute as pc
 
 from ktae_cli.errors import InputError
 from ktae_cli.mapping import Mapping
+from ktae_cli.prompts import prompt_numbers, prompt_paths
 from ktae_cli.readers.base import column_at, decoded, list_lengths, list_values, root_of
 from ktae_cli.schema import COLUMNS
 from ktae_cli.spans import marks_of_ids, marks_of_texts
-from ktae_cli.tokens import plain_stored_texts
+from ktae_cli.token_text import plain_stored_texts
 
 MAX_ID = 2**31 - 1
 MAX_REWARD = 1e30
@@ -35,6 +36,11 @@ class ReadOptions:
     text_marks: bool = False
     """Mark where the decoded text can be cut, from the tokenizer's text of the ids, else from response_tokens."""
     text_of: Callable[[int], str | None] | None = None
+    prompts: bool = False
+    """Number the prompts, and tell which rollouts were cut at the length limit."""
+    before_outcome: Callable[..., np.ndarray] | None = None
+    """Tells which tokens stand before the outcome is settled (n_tokens,) bool, from ids, lengths, mask, the stored text
+    of each token and the responses; None is absent."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,10 @@ class Rollouts:
     mask: np.ndarray | None = None  # (n_tokens,) bool
     trajectory: np.ndarray | None = None  # (n_rows,) object, rollout_id text
     step: np.ndarray | None = None  # (n_rows,) int64
-    tokens: dict[str, np.ndarray] = field(default_factory=dict)  # name -> (n_tokens,) float32, text_marks uint8
+    tokens: dict[str, np.ndarray] = field(default_factory=dict)  # name -> (n_tokens,) float32; marks are uint8 or bool
     parts: dict[str, np.ndarray] | None = None  # named part of the reward -> (n_rows,) float64, NaN without it
+    prompt: np.ndarray | None = None  # (n_rows,) int64, see prompts.py
+    cut_off: np.ndarray | None = None  # (n_rows,) bool, ended by the length limit
     n_truncated: int = 0
     n_skipped: int = 0
     first_error: str = ""
@@ -70,6 +78,8 @@ class Rollouts:
             None if self.step is None else self.step[rows],
             {name: values[flat] for name, values in self.tokens.items()},
             None if self.parts is None else {name: values[rows] for name, values in self.parts.items()},
+            None if self.prompt is None else self.prompt[rows],
+            None if self.cut_off is None else self.cut_off[rows],
         )  # fmt: skip
 
 
@@ -93,7 +103,9 @@ def concat_rollouts(parts: list[Rollouts]) -> Rollouts:
             for name in sorted({name for part in parts for name in part.parts})
         }
     fields = ("group", "reward", "correct", "scored", "lengths", "token_ids")
-    return Rollouts(*map(join, fields), masks, join("trajectory"), join("step"), tokens, rewards)
+    return Rollouts(
+        *map(join, fields), masks, join("trajectory"), join("step"), tokens, rewards, join("prompt"), join("cut_off")
+    )
 
 
 def read_rollouts(
@@ -117,6 +129,11 @@ def read_rollouts(
         token_columns[name] = _token_floats(name, column[name], lengths, masks, errors)
     if options.text_marks:
         token_columns["text_marks"] = _text_marks(ids, lengths, options, column, place)
+    if options.before_outcome:
+        stored, texts = _stored_text(column, lengths), column.get("response")
+        token_columns["before_outcome"] = options.before_outcome(
+            ids, lengths, masks, stored, None if texts is None else texts.to_pylist()
+        )
     reward, correct = reward_and_verdict(column, options, errors)
     truncated = was_truncated(column.get("finish_reason"), len(batch))
     if options.truncated == "zero":
@@ -131,6 +148,7 @@ def read_rollouts(
     scored = ~np.isnan(reward) & ~errors.bad
     rows = Rollouts(
         group, reward, correct, scored, lengths, ids, masks, trajectory, step, token_columns, parts,
+        prompt_numbers(batch, mapping, place) if options.prompts else None, truncated if options.prompts else None,
         int(truncated.sum()), int(errors.bad.sum()), errors.first,
     )  # fmt: skip
     return _without_bad_tokens(rows, errors.bad)
@@ -154,12 +172,14 @@ def _without_bad_tokens(rows: Rollouts, bad: np.ndarray) -> Rollouts:
 def _read_names(options: ReadOptions) -> set[str]:
     names = {column.name for column in COLUMNS if column.level == "token"}
     names |= {"rollout_id", "reward", "correct", "finish_reason", "step"}
-    return names | ({"rewards"} if options.reward_parts else set())
+    names |= {"rewards"} if options.reward_parts else set()
+    return names | ({"response"} if options.before_outcome else set())
 
 
 def roots_to_read(mapping: Mapping, options: ReadOptions, schema: pa.Schema) -> list[str]:
     """Return the top-level columns that `read_rollouts` looks at, in file order."""
-    wanted = {root_of(schema, path) for name, path in mapping.columns.items() if name in _read_names(options)}
+    paths = [path for name, path in mapping.columns.items() if name in _read_names(options)]
+    wanted = {root_of(schema, path) for path in [*paths, *(prompt_paths(mapping) if options.prompts else [])]}
     return [name for name in schema.names if name in wanted]
 
 
@@ -274,6 +294,13 @@ def _text_marks(
     marks = marks_of_texts(plain_stored_texts(texts))
     flat = np.append(marks, np.uint8(0))[np.asarray(encoded.indices.fill_null(len(marks)))]
     return _aligned(pa.ListArray.from_arrays(_offsets(column["response_tokens"]), pa.array(flat)), lengths, 0, np.uint8)
+
+
+def _stored_text(column: dict[str, pa.Array], lengths: np.ndarray) -> pa.Array | None:
+    """Return the stored text of each token (n_tokens,), or None where it is absent or does not fit the ids."""
+    if "response_tokens" not in column or not np.array_equal(list_lengths(column["response_tokens"])[0], lengths):
+        return None
+    return list_values(column["response_tokens"])
 
 
 def _offsets(array: pa.Array) -> pa.Array:

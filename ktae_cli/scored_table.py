@@ -68,7 +68,7 @@ def _written_path(plan: Plan, path: str) -> str:
 
 
 def metadata_of(
-    plan: Plan, options: ScoreOptions, table: ScoredTable, counts: dict, tokens: dict | None
+    plan: Plan, options: ScoreOptions, table: ScoredTable, counts: dict, tokens: dict | None, null: dict | None = None
 ) -> dict[str, Any]:
     """Return what the scored file says about itself; no times and no absolute paths."""
     columns = {name: _written_path(plan, path) for name, path in plan.mapping.columns.items()}
@@ -101,6 +101,7 @@ def metadata_of(
         "counts": counts,
         "inputs": plan.source.fingerprints(),
         "token_table": tokens,
+        **({"null": null} if null else {}),
         **_verified(plan),
     }
 

@@ -5,18 +5,24 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ktae_cli.catalogue import columns, needs
+from ktae_cli.catalogue import needs
 from ktae_cli.errors import InputError, KtaeError
+from ktae_cli.estimators.base import notices
 from ktae_cli.inputs import SCORED_SUFFIX, TOKEN_TABLE_SUFFIX, default_target, open_rollouts
-from ktae_cli.names import Spec
+from ktae_cli.key_weight.figures import passes_of_null
+from ktae_cli.key_weight.specs import with_key_weight
 from ktae_cli.plan import Plan, ScoreOptions, make_plan, pick_device
 from ktae_cli.readers._memory import TableRollouts
+from ktae_cli.readers._relabelled import ChosenColumns
 from ktae_cli.readers.base import Source
+from ktae_cli.rollouts import roots_to_read
 from ktae_cli.runners.local import Job, run
 from ktae_cli.schema import SCHEMA_VERSION
 from ktae_cli.scored_table import ScoredTable, metadata_of
@@ -43,7 +49,8 @@ def score_files(
         source = open_rollouts(inputs, scratch, options.input)
         check_no_input(output, source.paths, "-o")
         plan = make_plan(_verified(source, options, scratch), options)
-        has_tokens = options.write_tokens and bool(_with_tokens(plan))
+        _check_null(plan, options)
+        has_tokens = options.write_tokens and bool(with_key_weight(plan.specs))
         tokens_out = tokens_out or output.with_name(output.name.removesuffix(".parquet") + TOKEN_TABLE_SUFFIX)
         if has_tokens:
             check_no_input(tokens_out, source.paths, "--tokens-out")
@@ -59,26 +66,50 @@ def score_files(
                 token_path = token_stack.enter_context(atomic_path(tokens_out, force))
                 token_sink = ParquetOutput(token_path, ENCODED_TOKEN_SCHEMA, PLAIN, as_plain=True)
                 token_stack.callback(token_sink.abandon)
-            counts = _run(plan, options, table, sink.write, token_sink.write if token_sink else None)
+            progress = _Progress(plan.kept_rows * (1 + _passes_of_null(options)), options.progress)
+            counts = _run(plan, options, table, sink.write, token_sink.write if token_sink else None, progress)
+            null = _measure_null(plan, options, progress) if options.null else None
             described = None
             if token_sink:
-                token_sink.close({"schema_version": SCHEMA_VERSION, "specs": [str(s) for s in _with_tokens(plan)]})
+                specs = [str(spec) for spec in with_key_weight(plan.specs)]
+                token_sink.close({"schema_version": SCHEMA_VERSION, "specs": specs})
                 described = {"name": tokens_out.name, "sha256": _sha256(token_path)}
-            sink.close(metadata_of(plan, options, table, counts, described))
+            sink.close(metadata_of(plan, options, table, counts, described, null))
     seconds = time.perf_counter() - started
-    return _summary(counts, plan, options, output, tokens_out if has_tokens else None, seconds)
+    return _summary(counts, plan, options, output, tokens_out if has_tokens else None, seconds, null)
 
 
-def _with_tokens(plan: Plan) -> list[Spec]:
-    """Return the specs that write into the token table."""
-    return [spec for spec in plan.specs if "key_weight" in columns(spec)]
+def _check_null(plan: Plan, options: ScoreOptions) -> None:
+    if options.null < 0 or options.seed < 0:
+        raise KtaeError(f"--null and --seed take numbers of at least 0, found {options.null} and {options.seed}")
+    if options.null and not with_key_weight(plan.specs):
+        names = ", ".join(str(spec) for spec in plan.specs)
+        raise KtaeError(f"--null measures key weights, and {names} has none; add a KTAE estimator, or leave --null out")
 
 
-def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens) -> dict[str, int]:
-    job = Job(
+def _passes_of_null(options: ScoreOptions) -> int:
+    return 1 + passes_of_null(options.null) if options.null else 0
+
+
+def _measure_null(plan: Plan, options: ScoreOptions, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Return what `--null` says of the estimators that have key weights, in passes of its own."""
+    from ktae_cli.key_weight_facts import measure_chance, observe  # with the evidence, which plain scoring spares
+
+    job = _job(plan, options, progress, want_tokens=False)
+    job = replace(job, source=ChosenColumns(plan.source, roots_to_read(plan.mapping, plan.read, plan.source.schema)))
+    specs = with_key_weight(plan.specs)
+    return measure_chance(plan, job, observe(plan, job, specs), specs, options.null, options.seed)[0]
+
+
+def _job(plan: Plan, options: ScoreOptions, progress: Callable[[int], None], want_tokens: bool) -> Job:
+    return Job(
         plan.source, plan.mapping, plan.index, plan.specs, plan.read, pick_device(options.device), options.jobs,
-        plan.eos_ids, write_tokens is not None or bool(plan.eos_ids), _Progress(plan.kept_rows, options.progress),
+        plan.eos_ids, want_tokens, progress,
     )  # fmt: skip
+
+
+def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tokens, progress) -> dict[str, int]:
+    job = _job(plan, options, progress, write_tokens is not None or bool(plan.eos_ids))
     eos = _EosWatch(plan.eos_ids)
     text_of = plan.decoder.token_text if hasattr(plan.decoder, "tokenizer") else None
     tokens = TokenTable(plan.index.keys, text_of, write_tokens) if write_tokens else None
@@ -93,6 +124,8 @@ def _run(plan: Plan, options: ScoreOptions, table: ScoredTable, write, write_tok
         tokens.flush()
     counts = {name: totals.counts.get(name, 0) for name in (*SUMMARY_COUNTS, *_NOTED)}
     _speak_of(counts, totals.first_error, plan, options)
+    for text in notices(plan.specs, totals.pooled, totals.spec_counts):
+        options.notice(text)
     if eos.groups * 10 > max(counts["groups_mixed"], 1):
         options.notice(
             f"the end-of-text id is among the ten strongest tokens of {eos.groups} of {counts['groups_mixed']} "
@@ -165,10 +198,12 @@ class _EosWatch:
 
 def score_table(table: pa.Table, options: ScoreOptions) -> pa.Table:
     """Score an Arrow table and return it with our columns; nothing is written."""
+    if options.null:
+        raise KtaeError("null: its figures stand in the summary and in a scored file; give a path to score")
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
         plan = make_plan(_verified(TableRollouts(table), options, scratch), options)
         scored, parts = ScoredTable(plan, options), []
-        _run(plan, options, scored, parts.append, None)
+        _run(plan, options, scored, parts.append, None, _Progress(plan.kept_rows, options.progress))
     return pa.Table.from_batches(parts, scored.schema)
 
 
@@ -188,7 +223,13 @@ def _verified(source: Source, options: ScoreOptions, scratch: str) -> Source:
 
 
 def _summary(
-    counts: dict, plan: Plan, options: ScoreOptions, output: Path, tokens: Path | None, seconds: float
+    counts: dict,
+    plan: Plan,
+    options: ScoreOptions,
+    output: Path,
+    tokens: Path | None,
+    seconds: float,
+    null: dict | None,
 ) -> dict:
     return {
         **{name: counts[name] for name in SUMMARY_COUNTS},
@@ -196,6 +237,7 @@ def _summary(
         "output": str(output),
         "token_table": str(tokens) if tokens else None,
         "schema_version": SCHEMA_VERSION,
+        **({"null": null} if null else {}),
         "seconds": round(seconds, 3),
         "tokens_per_second": round(counts["tokens"] / seconds) if seconds else 0,
     }
@@ -210,6 +252,7 @@ def preview(inputs: list[str], options: ScoreOptions) -> Iterator[str]:
     """Yield the lines of `--dry-run`: the mapping, the groups and what would be computed; nothing is scored."""
     with tempfile.TemporaryDirectory(prefix="ktae-") as scratch:
         plan = make_plan(_verified(open_rollouts(inputs, scratch, options.input), options, scratch), options)
+        _check_null(plan, options)
         for name, path in plan.mapping.columns.items():
             yield f"{name} <- {path}"
         yield f"group key: {' + '.join(plan.mapping.group_key)}"
@@ -217,5 +260,7 @@ def preview(inputs: list[str], options: ScoreOptions) -> Iterator[str]:
         yield f"{plan.kept_rows} rollouts in {len(plan.index.keys)} groups, {order}"
         for spec in plan.specs:
             yield f"estimator {spec}: needs {', '.join(needs(spec))}"
+        if options.null:
+            yield f"--null {options.null}: the rollouts are read and scored {_passes_of_null(options)} times more"
         yield f"columns written: {', '.join(ScoredTable(plan, options).schema.names)}"
         yield "nothing is written (--dry-run)"

@@ -37,9 +37,9 @@ def rewarded(rewards, lengths=None) -> list[Rollout]:
 
 
 def batch_of(groups, columns=(), *, device="cpu", **fields) -> GroupBatch:
-    """Build the batch of groups of rollouts, with the named token columns, `rewards` and `response_tokens`.
+    """Build the batch of groups of rollouts, with the named token columns, `rewards`, `response_tokens` and `response`.
 
-    The parts of a reward follow from it, the marks of a token's text from its id.
+    The parts of a reward follow from it, the marks of a token's text from its id; 7 tokens stand before the outcome.
     """
     rows = [row for group in groups for row in group]
     lengths = torch.tensor([len(row.ids) for row in rows], dtype=torch.int64)
@@ -56,6 +56,9 @@ def batch_of(groups, columns=(), *, device="cpu", **fields) -> GroupBatch:
     if "response_tokens" in columns:
         marks = [i % 7 * 37 % 256 for row in rows for i in row.ids]
         fields["text_marks"] = torch.tensor(marks, dtype=torch.uint8, device=device)
+    if "response" in columns:
+        before = [place < 7 for row in rows for place in range(len(row.ids))]
+        fields["before_outcome"] = torch.tensor(before, dtype=torch.bool, device=device)
     return GroupBatch(
         token_ids=torch.tensor([i for row in rows for i in row.ids], dtype=torch.int64, device=device),
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device),

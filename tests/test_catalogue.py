@@ -71,7 +71,8 @@ def test_declared_parameters_agree_with_the_signature(name):
     parameters = declaration("estimators", name).parameters
     signature = inspect.signature(imported(name)).parameters
     hints = typing.get_type_hints(imported(name))
-    pooled = ["pooled"] if declaration("estimators", name).scope == "batch" else []
+    declared = declaration("estimators", name)
+    pooled = ["pooled"] if declared.scope == "batch" or declared.pools_when else []
     assert list(signature) == ["batch", *pooled, *parameters]
     assert hasattr(imported(name), "pool") == bool(pooled)
     for key, parameter in parameters.items():
@@ -87,7 +88,8 @@ def test_declaration_keeps_to_the_contract(name):
     assert declared.level in ("rollout", "token")
     assert declared.scope in ("group", "batch")
     assert {*declared.needs, *(c for columns in declared.needs_when.values() for c in columns)} <= set(BY_NAME)
-    assert {condition.partition("=")[0] for condition in declared.needs_when} <= set(declared.parameters)
+    conditions = {*declared.needs_when, *declared.pools_when}
+    assert {condition.partition("=")[0] for condition in conditions} <= set(declared.parameters)
     assert {*SCORE_COLUMNS, *(prefix[:-1] for prefix in SCORE_PREFIXES)} >= set(declared.columns)
     for key, parameter in declared.parameters.items():
         default = parameter.default

@@ -5,13 +5,15 @@ import pyarrow as pa
 import pytest
 
 from ktae_cli.batch import TOKEN_COLUMNS
-from ktae_cli.catalogue import names, resolve_spec, scope
+from ktae_cli.catalogue import names, pools_over_prompts, pools_over_steps, resolve_spec
 from tests.rollout_files import score
 
 SPECS = [
     *names("estimators"), "ktae(aggregation=token_mean,base=dapo)", "ktae(base=reinforce_plus_plus,loo=true)",
     "grpo(aggregation=seq_mean_token_mean)", "gspo(aggregation=dr_grpo)", "reinforce_plus_plus(gamma=0.9)",
     "entropy_top(base=grpo,rho=0.5)", "gdpo(weights=1+0.5)", "ktae(base=gdpo)",
+    "ktae(gate=1,loo=true)", "ktae(length=off,size=pooled)", "ktae(base=gpg,shrink=eb)",
+    "ktae(before=6,cap=0.5,center=rollout,shrink=eb)", "ktae(before=outcome)",
 ]  # fmt: skip
 ASKED = [argument for spec in SPECS for argument in ("-e", spec)]
 
@@ -63,6 +65,8 @@ def test_every_result_column_holds_one_value_a_token_or_null(rollouts, whole):
     lengths = [len(ids) for ids in rollouts["response_ids"].to_pylist()]
     unscored = [reward is None for reward in rollouts["reward"].to_pylist()]
     assert len(ours(rollouts, whole)) > 60
+    for spec in filter(pools_over_prompts, map(resolve_spec, SPECS)):
+        assert np.count_nonzero(whole[f"key_weight_{spec.slug}"].combine_chunks().flatten()), spec
     for name in ours(rollouts, whole):
         values = whole[name].to_pylist()
         assert [row is None for row in values] == unscored, name
@@ -91,9 +95,10 @@ def test_shuffled_rows_change_no_bit(rollouts, whole, tmp_path, monkeypatch):
 def test_a_step_alone_is_scored_as_beside_the_others(rollouts, whole, step, tmp_path):
     chosen = pa.compute.equal(rollouts["step"], step)
     alone, expected = score(tmp_path, rollouts.filter(chosen), *ASKED), whole.filter(chosen)
-    assert [
-        n for n in ours(rollouts, whole) if not alone[n].combine_chunks().equals(expected[n].combine_chunks())
-    ] == []
+    differ = {n for n in ours(rollouts, whole) if not alone[n].combine_chunks().equals(expected[n].combine_chunks())}
+    of_all_prompts = [resolve_spec(spec).slug for spec in SPECS if pools_over_prompts(resolve_spec(spec))]
+    assert differ
+    assert differ <= {f"{column}_{slug}" for slug in of_all_prompts for column in ("adv", "key_weight")}
 
 
 def test_steps_matter_to_what_pools_over_a_batch_and_to_nothing_else(rollouts, whole, tmp_path):
@@ -102,4 +107,4 @@ def test_steps_matter_to_what_pools_over_a_batch_and_to_nothing_else(rollouts, w
         name = f"adv_{resolve_spec(spec).slug}"
         if "aggregation" in spec:
             name = name.replace("adv_", "loss_weight_")
-        assert merged[name].equals(whole[name]) == (scope(resolve_spec(spec)) == "group"), spec
+        assert merged[name].equals(whole[name]) != pools_over_steps(resolve_spec(spec)), spec

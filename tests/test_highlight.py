@@ -19,7 +19,7 @@ from ktae_cli.errors import InputError, PrerequisiteError, UnknownNameError
 from ktae_cli.readers.scored import ScoredFile
 from ktae_cli.reports.terminal import console_for, print_view, split_breaks
 from ktae_cli.reports.view import Choice, DrawnPiece, cut, shorten, smallest_p, view_group
-from ktae_cli.tokens import byte_alphabet, choose_decoder
+from ktae_cli.token_text import byte_alphabet, choose_decoder
 from tests.rollout_files import command
 from tests.test_scored import ROWS, TYPES, broken_text, token_row, write_added, write_scored
 

@@ -59,6 +59,7 @@ def test_the_check_fails_for_a_command_that_computes(scoring):
         ("highlight --help", "--rollout"),
         ("export --help", "--to"),
         ("verify --help", "--gold"),
+        ("tokens --help", "--length-control"),
         ("list estimators", "ktae_paper"),
         ("explain ktae", "arXiv 2505.16826"),
         ("inspect SAMPLE", "72 groups"),

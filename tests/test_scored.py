@@ -14,7 +14,7 @@ from ktae_cli.readers import parquet as parquet_module
 from ktae_cli.readers.parquet import ParquetRollouts
 from ktae_cli.readers.scored import ScoredFile, floats_of, token_rows, unknown_id
 from ktae_cli.reports.view import Choice, view_group
-from ktae_cli.tokens import IdDecoder
+from ktae_cli.token_text import IdDecoder
 
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 

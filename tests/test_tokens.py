@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ktae_cli.errors import PrerequisiteError
-from ktae_cli.tokens import (
+from ktae_cli.token_text import (
     IdDecoder,
     Piece,
     StoredDecoder,

@@ -21,6 +21,7 @@ from ktae_cli.cli.highlight import highlight
 from ktae_cli.cli.inspect import inspect
 from ktae_cli.cli.list import list_plugins
 from ktae_cli.cli.score import score
+from ktae_cli.cli.tokens import tokens
 from ktae_cli.cli.verify import verify
 from ktae_cli.errors import KtaeError
 from ktae_cli.version import __version__
@@ -41,6 +42,7 @@ app.command("highlight")(highlight)
 app.command("export")(export)
 app.command("inspect")(inspect)
 app.command("compare")(compare)
+app.command("tokens")(tokens)
 app.command("convert")(convert)
 app.command("check")(check)
 app.command("list")(list_plugins)

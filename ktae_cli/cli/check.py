@@ -9,7 +9,7 @@ import typer
 from ktae_cli.cli import options
 from ktae_cli.cli.console import ProgressBar, parse_map, say, split_names
 from ktae_cli.cli.reading import read_inputs
-from ktae_cli.tokens import visible
+from ktae_cli.token_text import visible
 
 if TYPE_CHECKING:
     from ktae_cli.checking import Located, Report

@@ -35,8 +35,10 @@ def compare(
         float | None,
         typer.Option("--fail-over", metavar="X", help="Exit 1 when a token differs from the first by more than X."),
     ] = None,
-    null: Annotated[int, typer.Option("--null", min=0, metavar="K", help="Label shuffles for key weights.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the label shuffles.")] = 0,
+    null: Annotated[
+        int, typer.Option("--null", min=0, metavar="K", help="Measure key weights against K label shuffles a null.")
+    ] = 3,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of --null.")] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     group_by: options.GroupBy = None,
     map: options.Map = None,
@@ -70,12 +72,13 @@ def compare(
     """Compare estimators on the same rollouts, or two scored files of the same rollouts (without -e).
 
     Shows how large each one's advantages are, how they go with length, how each agrees with the first and where signs
-    differ; --json has every pair. For KTAE estimators also the share of the shift, against shuffled labels, and how
-    much of it a rollout owes to its own verdict; each shuffle reads and scores the input once more.
+    differ; --json has every pair. For KTAE estimators also the share of the shift, and with --null K how much of their
+    key weights is chance, as `ktae score --null`: under two nulls, in halves, and what a rollout owes to its own
+    verdict. Reads and scores the rollouts 1 + 4 K times.
     Memory: some numbers a rollout, and for ranks 4 bytes a token and estimator, of at most 16 million tokens; above
     that whole groups are sampled. Two scored files are joined by group_id and rollout_id.
     """
-    from ktae_cli.tokens import visible
+    from ktae_cli.token_text import visible
 
     if fail_over is not None and not (math.isfinite(fail_over) and fail_over >= 0):
         raise KtaeError(f"--fail-over takes a number of at least 0, found {fail_over}")

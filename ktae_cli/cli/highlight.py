@@ -44,7 +44,7 @@ def highlight(
     from ktae_cli.readers.scored import ScoredFile
     from ktae_cli.reports.terminal import console_for, print_view
     from ktae_cli.reports.view import Choice, value_column, view_group
-    from ktae_cli.tokens import choose_decoder
+    from ktae_cli.token_text import choose_decoder
 
     file = ScoredFile(scored, rollouts)
     beside = [path for path in (scored, rollouts) if path is not None]

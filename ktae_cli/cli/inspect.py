@@ -52,12 +52,13 @@ def inspect(
 
     Reads keys, rewards and lengths once, and no text. Where log-probabilities of two policies stand side by side
     (engine and trainer, old and new), they are read once with token ids, masks and key weights, and the ratios, k1, k3,
-    chi-square, effective sample sizes and importance weights shown; memory grows by some bytes a row.
+    chi-square, effective sample sizes and importance weights shown; memory grows by some bytes a row. Of a scored file
+    also what `score --null` measured.
     """
     from ktae_cli.inputs import open_rollouts, remaining_map, threshold_of
     from ktae_cli.inspection import inspect_rollouts
     from ktae_cli.off_policy_facts import Bounds
-    from ktae_cli.tokens import visible
+    from ktae_cli.token_text import visible
 
     if str(output) == "-":
         raise KtaeError("-o -: inspect writes a Parquet file; name one with -o")
@@ -95,6 +96,10 @@ def _lines(f: dict[str, Any]) -> list[str]:
     ]
     if f["scored_with"]:
         lines.append(f"scored with {', '.join(f['scored_with'])}")
+    if f["null"]:
+        from ktae_cli.reports.chance import chance_lines
+
+        lines += chance_lines(f["null"])
     if "groups" in f:
         lines.append(
             f"{f['groups']} groups by {' + '.join(f['group_key'])}: {f['groups_mixed']} mixed, "

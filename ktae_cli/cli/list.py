@@ -9,7 +9,7 @@ import typer
 from ktae_cli.catalogue import declaration, names, rule_names, unusable_estimators
 from ktae_cli.cli import options
 from ktae_cli.cli.console import say
-from ktae_cli.tokens import visible
+from ktae_cli.token_text import visible
 
 
 class Kind(StrEnum):

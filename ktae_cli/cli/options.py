@@ -30,6 +30,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing outp
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Jobs = Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker threads; 0 is one a core.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything drawn.")]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=0, help="Only the first N groups; 0 is all.")]
 GroupBy = Annotated[
     list[str] | None,

@@ -18,7 +18,7 @@ from ktae_cli.comparison.token_sample import SAMPLE_TOKENS
 from ktae_cli.errors import InputError, MissingColumnError
 from ktae_cli.readers.base import list_lengths, list_values
 from ktae_cli.readers.scored import Columns, ScoredFile, ids_of, text_of, verdicts
-from ktae_cli.tokens import choose_decoder, plain_stored_texts, visible_token
+from ktae_cli.token_text import choose_decoder, plain_stored_texts, visible_token
 
 _NAMING = ("response_ids", "response_mask", "response_tokens", "correct", "reward", "finish_reason")
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ktae_cli.comparison.agreement import CoMoments, SignCounts, slope_within, spearman
 from ktae_cli.comparison.aligned import AlignedRows, RowFacts, facts_of, join_rollouts
 from ktae_cli.comparison.token_sample import SAMPLE_TOKENS, TokenSample
+from ktae_cli.trajectories import first_rows
 
 N_FLIPS = 20
 """Tokens, and rollouts, of opposite sign that a report names for each pair with the first."""
@@ -85,7 +86,7 @@ class SideBySide:
         """Return the report; what cannot be told, such as the correlation with a constant, is None."""
         ids = pa.chunked_array(self.rollout_ids, pa.string())
         group = np.concatenate([rows.group for rows in self.rows])
-        first, rollouts = join_rollouts(self.rows, trajectories(group, ids))
+        first, rollouts = join_rollouts(self.rows, first_rows(group, ids))
         mixed = mixed_groups(rollouts.group, rollouts.verdict, len(self.groups))
         ranked = self.sample.measure()
         report = {
@@ -183,16 +184,6 @@ def _clearest(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for token in found:
         distinct.setdefault((token["group_id"], token["token_id"]), token)
     return list(distinct.values())[:N_FLIPS]
-
-
-def trajectories(group: np.ndarray, rollout_ids: pa.ChunkedArray) -> np.ndarray:
-    """Number the rollouts (n_rows,) by first row: rows that share group and rollout_id are parts of one."""
-    codes = rollout_ids.combine_chunks().dictionary_encode().indices
-    alone = np.asarray(codes.is_null())
-    codes = np.asarray(codes.fill_null(0)).astype(np.int64)
-    key = np.where(alone, -1 - np.arange(len(codes)), group * (codes.max(initial=0) + 1) + codes)
-    _, first, place = np.unique(key, return_index=True, return_inverse=True)
-    return first[place]
 
 
 def _sizes(rollouts: RowFacts, i: int) -> dict[str, dict[str, float]]:

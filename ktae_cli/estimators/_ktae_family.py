@@ -1,5 +1,6 @@
 """The arithmetic that the KTAE estimators share: counts -> key weight of each (group, token id) -> positions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 
 from ktae_cli.batch import GroupBatch
 from ktae_cli.errors import KtaeError, PrerequisiteError
+from ktae_cli.estimators._before import written_before
+from ktae_cli.estimators._gate import NO_GATING, Evidence, Gated, Gating, Tables, gate_weights
+from ktae_cli.estimators._policy_tokens import policy_tokens
 from ktae_cli.estimators.base import Estimate, moments_of, rollout_advantages
 from ktae_cli.names import Spec
 from ktae_cli.stats.counts import Counts, count_tokens
@@ -35,6 +39,7 @@ class Settings:
     scale: str = "tanh"
     cells: Cells = exact_cells
     dtype: torch.dtype = torch.float64
+    gating: Gating = NO_GATING
 
     def __post_init__(self):
         if self.scale == "tanh" and self.alpha + self.beta == 0:
@@ -55,13 +60,14 @@ class ClassTotals:
     tokens_incorrect: Tensor
 
 
-def ktae_estimate(batch: GroupBatch, settings: Settings) -> Estimate:
-    """Add the key weights of a batch to its base advantages.
+def ktae_estimate(batch: GroupBatch, settings: Settings, source: Evidence | None = None) -> Estimate:
+    """Add the key weights of a batch to its base advantages; source: where evidence from other prompts comes from.
 
     advantages = base_scale * base + shift_scale * key_weight, float32, 0 off the mask.
     """
     base = rollout_advantages(settings.base, batch)
-    counts, totals = counts_of(batch), class_totals(batch)
+    counted = written_before(batch, settings.gating.before)
+    counts, totals = counts_of(counted), class_totals(counted)
     lookup = look_up(
         settings.cells, counts.group, counts.correct_with, counts.incorrect_with, totals.n_correct, totals.n_incorrect
     )
@@ -73,8 +79,17 @@ def ktae_estimate(batch: GroupBatch, settings: Settings) -> Estimate:
             (counts.incorrect_count, totals.tokens_incorrect, totals.tokens_correct),
         )
     )
-    weight = _zero(settings, key_weight(settings, lookup, *tf), counts.token_id, batch.eos_ids)
-    per_position = _leave_one_out(settings, batch, counts, totals) if settings.loo else _spread(weight, counts)
+    fold = None if source is None else source.folds(batch)
+    gated = _gated(settings, source, key_weight(settings, lookup, *tf), lambda: Tables(
+        fold[counts.group], counts.token_id, counts.correct_with, counts.incorrect_with,
+        totals.n_correct[counts.group], totals.n_incorrect[counts.group],
+    ))  # fmt: skip
+    weight = _zero(settings, gated.weight, counts.token_id, batch.eos_ids)
+    if settings.loo:
+        per_position = _leave_one_out(settings, counted, counts, totals, source, fold)
+    else:
+        per_position = _spread(weight, counts)
+    per_position = _limited(settings, _centred(settings, per_position, counted), base, batch)
     advantages = batch.spread(base * settings.base_scale).add_(per_position, alpha=settings.shift_scale)
 
     def tokens() -> dict[str, Tensor]:
@@ -98,7 +113,30 @@ def ktae_estimate(batch: GroupBatch, settings: Settings) -> Estimate:
             "tf_incorrect": tf[1],
         }
 
-    return Estimate(advantages, {"key_weight": per_position}, tokens)
+    return Estimate(advantages, {"key_weight": per_position}, tokens, gated.counts())
+
+
+def _gated(settings: Settings, source: Evidence | None, weight: Tensor, tables: Callable[[], Tables]) -> Gated:
+    """Let other prompts have their say on weights, where they are asked."""
+    if source is None:
+        return Gated(weight)
+    return gate_weights(weight, tables(), settings.gating, source, settings.top)
+
+
+def _centred(settings: Settings, shift: Tensor, counted: GroupBatch) -> Tensor:
+    """Take the mean of a rollout's shift off all of its positions that count."""
+    if settings.gating.center == "none":
+        return shift
+    tokens = policy_tokens(counted)
+    return shift - counted.spread(tokens.sums(tokens.take(shift)) / counted.counted_lengths.clamp(min=1))
+
+
+def _limited(settings: Settings, shift: Tensor, base: Tensor, batch: GroupBatch) -> Tensor:
+    """Cut the shift to a share of the base advantage of its rollout."""
+    if not settings.gating.cap or not settings.shift_scale:
+        return shift
+    limit = batch.spread(base.abs() * abs(settings.gating.cap * settings.base_scale / settings.shift_scale))
+    return torch.maximum(torch.minimum(shift, limit), -limit).add_(0.0)  # no negative zeros
 
 
 def key_weight(settings: Settings, lookup: Lookup, tf_correct: Tensor, tf_incorrect: Tensor) -> Tensor:
@@ -172,13 +210,20 @@ def class_totals(batch: GroupBatch) -> ClassTotals:
     return ClassTotals(right[:, 0], wrong[:, 0], right[:, 1], wrong[:, 1])
 
 
-def _leave_one_out(settings: Settings, batch: GroupBatch, counts: Counts, totals: ClassTotals) -> Tensor:
+def _leave_one_out(
+    settings: Settings,
+    batch: GroupBatch,
+    counts: Counts,
+    totals: ClassTotals,
+    source: Evidence | None,
+    fold: Tensor | None,
+) -> Tensor:
     """Return the weights of each position computed from the other rollouts of its group (n_tokens,) float32.
 
     The table of (token, rollout) is the group's less the rollout's own presence; its term frequencies are the group's
     less the rollout's own occurrences and length. 0 where the others are all right or all wrong.
     """
-    entry, rollout, own, position_pair = _pairs(batch, counts)
+    entry, rollout, own, position_pair = pairs_of(batch, counts)
     right = (batch.correct[rollout] == 1).to(torch.int64)
     wrong = 1 - right
     group, length = counts.group[entry], batch.counted_lengths[rollout]
@@ -186,24 +231,26 @@ def _leave_one_out(settings: Settings, batch: GroupBatch, counts: Counts, totals
     n_correct = torch.stack([totals.n_correct, totals.n_correct - 1], 1).flatten()
     n_incorrect = torch.stack([totals.n_incorrect - 1, totals.n_incorrect], 1).flatten()
     half = 2 * group + right
+    correct_with, incorrect_with = counts.correct_with[entry] - right, counts.incorrect_with[entry] - wrong
     lookup = look_up(
-        settings.cells, half, counts.correct_with[entry] - right, counts.incorrect_with[entry] - wrong,
-        n_correct.clamp(min=0), n_incorrect.clamp(min=0),
-    )  # fmt: skip
+        settings.cells, half, correct_with, incorrect_with, n_correct.clamp(min=0), n_incorrect.clamp(min=0)
+    )
     tokens_correct = totals.tokens_correct[group] - length * right
     tokens_incorrect = totals.tokens_incorrect[group] - length * wrong
     scale_correct = length_scale(tokens_correct, tokens_incorrect, settings.k1, settings.b).to(settings.dtype)
     scale_incorrect = length_scale(tokens_incorrect, tokens_correct, settings.k1, settings.b).to(settings.dtype)
     tf_correct = term_frequency(counts.correct_count[entry] - own * right, scale_correct, settings.k1)
     tf_incorrect = term_frequency(counts.incorrect_count[entry] - own * wrong, scale_incorrect, settings.k1)
-    weight = key_weight(settings, lookup, tf_correct, tf_incorrect)
+    weight = _gated(settings, source, key_weight(settings, lookup, tf_correct, tf_incorrect), lambda: Tables(
+        fold[group], counts.token_id[entry], correct_with, incorrect_with, n_correct[half], n_incorrect[half],
+    )).weight  # fmt: skip
     weight = weight.masked_fill_((torch.minimum(n_correct, n_incorrect) <= 0)[half], 0.0)
     weight = _zero(settings, weight, counts.token_id[entry], batch.eos_ids).to(torch.float32)
     return torch.cat([weight, weight.new_zeros(1)]).index_select(0, position_pair)
 
 
-def _pairs(batch: GroupBatch, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Number the distinct (entry, rollout) pairs.
+def pairs_of(batch: GroupBatch, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Number the distinct (entry, rollout) pairs, once for all estimators of the call.
 
     Returns entry, rollout and own count of each pair (n_pairs,), and the pair of each position (n_tokens,), n_pairs
     where the position is not counted.

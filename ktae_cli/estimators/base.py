@@ -1,6 +1,6 @@
 """What every estimator shares: the declaration, the check before any compute, and the call."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from ktae_cli.batch import TOKEN_COLUMNS, GroupBatch
-from ktae_cli.catalogue import aggregation, bases, extension, missing_needs, own_arguments, resolve_spec
+from ktae_cli.catalogue import (
+    aggregation,
+    bases,
+    extension,
+    missing_needs,
+    own_arguments,
+    pools_over_prompts,
+    resolve_spec,
+    takes_pool,
+)
 from ktae_cli.catalogue import suppliers as readers_of
 from ktae_cli.errors import KtaeError, MissingColumnError
 from ktae_cli.estimators._loss_weight import loss_totals, loss_weights
@@ -25,6 +34,7 @@ BATCH_FIELDS = {
     "reward": "rewards",
     "rewards": "rewards_by_name",
     "response_tokens": "text_marks",
+    "response": "before_outcome",
 }
 
 
@@ -38,11 +48,13 @@ class Estimate:
 
     tokens: of a KTAE estimator, gathers the token table when called: column -> (n_entries,), one entry for each
     distinct (group, token id), with `group` the index of the group in the batch.
+    counts: whole numbers by name, added over the parts of the input, for the estimator's notice.
     """
 
     advantages: Tensor
     columns: dict[str, Tensor] = field(default_factory=dict)
     tokens: Callable[[], dict[str, Tensor]] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ def estimator(
     scope: str,
     columns: tuple[str, ...] = (),
     needs_when: dict[str, tuple[str, ...]] | None = None,
+    pools_when: tuple[str, ...] = (),
 ) -> Callable[[Callable], Callable]:
     """Declare an estimator: the canonical columns it needs, what it returns, and over what it pools.
 
@@ -74,6 +87,10 @@ def estimator(
     estimator may return an `Estimate` for parameters under which it differs along the response.
     scope "group": each group by itself, fn(batch, …). "batch": fn(batch, pooled, …) with statistics of all rollouts
     of a step; `fn.pool = gather` names gather(batch, known, …) -> `Pool`, with the same parameters.
+    pools_when: of scope "group", conditions as in needs_when under which it is called as fn(batch, pooled, …) with
+    evidence from all prompts of the input, whatever their step; of `fn.pool_takes`, a tuple of names, are the only
+    parameters that gather depends on, so that specs which agree in them share a pool.
+    `fn.notice = function` names function(pooled, counts, …) -> str, what is to be said when all is scored.
     `fn.in_loss = function` names function(batch, …) -> (n_rollouts,) bool where a method leaves rollouts out.
     """
 
@@ -123,7 +140,7 @@ def estimate(spec: str | Spec, batch: GroupBatch) -> Estimate:
 def _call(spec: str | Spec, batch: GroupBatch) -> Any:
     function, spec = load(spec)
     arguments = own_arguments(spec)
-    pooled = (pooled_of(_own_request(spec), batch),) if function.scope == "batch" else ()
+    pooled = (pooled_of(own_request(spec), batch),) if takes_pool(spec) else ()
     return function(batch, *pooled, **arguments)
 
 
@@ -133,8 +150,8 @@ def pool_requests(specs: Iterable[Spec]) -> dict[str, PoolRequest]:
     for spec in specs:
         nested = pool_requests(bases(spec))
         found |= nested
-        if load(spec)[0].scope == "batch":
-            request = _own_request(spec)
+        if takes_pool(spec):
+            request = own_request(spec)
             found[request.key] = replace(request, after=tuple(nested))
         if aggregation(spec) != "none":
             request = _loss_request(spec)
@@ -142,9 +159,12 @@ def pool_requests(specs: Iterable[Spec]) -> dict[str, PoolRequest]:
     return found
 
 
-def _own_request(spec: Spec) -> PoolRequest:
+def own_request(spec: Spec) -> PoolRequest:
+    """Return the statistic of the whole input that the spec itself is called with."""
     function, spec = load(spec)
     arguments = own_arguments(spec)
+    if hasattr(function, "pool_takes"):
+        arguments = {name: value for name, value in arguments.items() if name in function.pool_takes}
     bare = Spec(spec.name, tuple(sorted(arguments.items())))
     return PoolRequest(str(bare), partial(_gather, function, arguments))
 
@@ -173,6 +193,21 @@ def pooled_of(request: PoolRequest, batch: GroupBatch) -> Pool:
     return batch.memo[key]
 
 
+def evidence_of(specs: Iterable[Spec], pooled: dict[str, Pool]) -> dict[str, Pool]:
+    """Return the evidence from all prompts that specs are called with, by key: what a `Job` can hold fixed."""
+    keys = [own_request(spec).key for spec in specs if takes_pool(spec) and pools_over_prompts(spec)]
+    return {key: pooled[key] for key in keys}
+
+
+def notices(specs: Iterable[Spec], pooled: dict[str, Pool], counts: dict[Spec, dict[str, int]]) -> Iterator[str]:
+    """Yield what the specs have to say of their pools and of the counts of their estimates."""
+    for spec in specs:
+        function = load(spec)[0]
+        if takes_pool(spec) and hasattr(function, "notice"):
+            text = function.notice(pooled[own_request(spec).key], counts.get(spec, {}), **own_arguments(spec))
+            yield f"{spec}: {text}"
+
+
 def in_loss(spec: Spec, batch: GroupBatch) -> Tensor:
     """Tell which rollouts (n_rollouts,) a spec or its base keeps in the loss; all, unless the method filters groups."""
     function, spec = load(spec)
@@ -195,7 +230,8 @@ def check_parameters(spec: str | Spec, eos_ids: tuple[int, ...] = ()) -> None:
         GroupBatch(
             torch.zeros(2, dtype=torch.int32), torch.arange(3), rewards,
             torch.tensor([1, 0], dtype=torch.int8), torch.zeros(2, dtype=torch.int64), eos_ids=eos_ids,
-            text_marks=torch.zeros(2, dtype=torch.uint8), rewards_by_name=parts,
+            text_marks=torch.zeros(2, dtype=torch.uint8), before_outcome=torch.ones(2, dtype=torch.bool),
+            rewards_by_name=parts,
             **dict.fromkeys(TOKEN_COLUMNS, zeros),
         ),
     )  # fmt: skip
@@ -219,7 +255,7 @@ def remedy(missing: list[str]) -> str:
     name = missing[0]
     readers = sorted(set.intersection(*(set(readers_of(column)) for column in missing)))
     stand_in = f" (or {STAND_INS[name]})" if name in STAND_INS else ""
-    tokenizer = "give --tokenizer PATH, " if name == "response_tokens" else ""
+    tokenizer = "give --tokenizer PATH, " if name in ("response", "response_tokens") else ""
     return (
         f"{name}{stand_in}: {BY_NAME[name].meaning}; {tokenizer}name a column with --map {name}=COLUMN, or choose "
         f"another estimator (readers that can supply it: {', '.join(readers) or 'none'})"

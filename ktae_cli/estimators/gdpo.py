@@ -10,7 +10,7 @@ from ktae_cli.estimators._whitening import token_values, whiten
 from ktae_cli.estimators.base import estimator
 from ktae_cli.stats.pooled import StepMoments, WeightedValues
 from ktae_cli.stats.segments import moments_within_groups
-from ktae_cli.tokens import visible
+from ktae_cli.token_text import visible
 
 _LARGEST = 1e30  # larger ones leave the range of float32 advantages
 _SHOWN = 10

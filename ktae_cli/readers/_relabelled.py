@@ -46,7 +46,7 @@ class ChosenColumns:
 
 
 class RelabelledRollouts(ChosenColumns):
-    """The same rows with the labels of others: row i has those of row giver[i] (n_rows,).
+    """The same rows with the labels of others: row i has those of row giver[i] (n_rows,), none where that is -1.
 
     Labels are reward, verdict and named parts of the reward, and with truncated="zero" the finish reason, which
     decides about them.
@@ -59,7 +59,8 @@ class RelabelledRollouts(ChosenColumns):
         roots = list(dict.fromkeys(root_of(source.schema, path) for path in paths.values()))
         parts = [{name: column_at(batch, path) for name, path in paths.items()} for batch in source.batches(roots)]
         self.labels = {
-            _hidden(name): pa.chunked_array([part[name] for part in parts]).take(pa.array(giver)) for name in paths
+            _hidden(name): pa.chunked_array([part[name] for part in parts]).take(pa.array(giver, mask=giver < 0))
+            for name in paths
         }
         self.mapping = replace(mapping, columns=mapping.columns | {name: _hidden(name) for name in paths})
         self.schema = pa.schema([*source.schema, *(pa.field(name, v.type) for name, v in self.labels.items())])
@@ -86,10 +87,17 @@ def _hidden(name: str) -> str:
 
 
 def exchange_labels(
-    group: np.ndarray, trajectory: np.ndarray, labelled: np.ndarray, random: np.random.Generator
+    group: np.ndarray,
+    trajectory: np.ndarray,
+    labelled: np.ndarray,
+    random: np.random.Generator,
+    verdict: np.ndarray | None = None,
+    drawn: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return for each row (n_rows,) the row whose labels it gets: a random permutation inside each group.
 
+    With verdict and drawn (n_rows,) a row that is drawn right gets the labels of a row of its group that is right, a
+    row that is drawn wrong those of a wrong one, at random among these; in each group as many are drawn right as are.
     Rows of one trajectory get the same; rows of trajectories without a label, and of group -1, keep their own.
     group, trajectory (n_rows,) int64, labelled (n_rows,) bool.
     """
@@ -97,8 +105,10 @@ def exchange_labels(
     rows = np.flatnonzero(labelled & (group >= 0))
     units, first = np.unique(trajectory[rows], return_index=True)
     holder = rows[first]
-    before = np.lexsort((np.arange(len(units)), group[holder]))
-    after = np.lexsort((random.random(len(units)), group[holder]))
+    kind = np.zeros(len(group), np.int8)
+    taker_kind, giver_kind = (kind if given is None else given for given in (drawn, verdict))
+    before = np.lexsort((np.arange(len(units)), taker_kind[holder], group[holder]))
+    after = np.lexsort((random.random(len(units)), giver_kind[holder], group[holder]))
     taken = np.empty(len(units), np.int64)
     taken[before] = holder[after]
     place = np.searchsorted(units, trajectory).clip(max=max(len(units) - 1, 0))

@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from ktae_cli.tokens import visible
+from ktae_cli.reports.chance import chance_heading, interval
+from ktae_cli.token_text import visible
 
 BOLD, DIM = Style(bold=True), Style(dim=True)
 NAME_WIDTH = 26
@@ -43,6 +44,14 @@ KEY_WEIGHT_LEGEND = (
 )
 
 
+CHANCE_HEADING = [["", "shuffle share", "", "", ""], ["", "free", "given-length", "reliability", "self share"]]
+CHANCE_LEGEND = (
+    "shuffle share: sum of squared key weights with shuffled labels / with the real ones; free: labels of a group "
+    "exchangeable, given-length: drawn from their law given the lengths. reliability: correlation of key weights "
+    "between halves of a group's rollouts, stepped up to the group. Below each its 95 % interval over prompts. "
+)
+
+
 def print_comparison(report: dict[str, Any], console: Console) -> None:
     """Print the whole report."""
     for line in comparison_lines(report):
@@ -61,6 +70,9 @@ def comparison_lines(report: dict[str, Any]) -> Iterator[Text]:
     if any(entry.get("key_weight") for entry in report["estimators"]):
         legend = KEY_WEIGHT_LEGEND + _seed(report)
         yield from _table("Key weights", KEY_WEIGHT_HEADING, _key_weight_rows(report), legend)
+    if report.get("null") and report["null"]["groups"]:
+        legend = CHANCE_LEGEND + chance_heading(report["null"])
+        yield from _table("Key weights against chance", CHANCE_HEADING, _chance_rows(report), legend)
     yield from _flip_lines(report)
     yield Text()
     yield Text(_largest(report))
@@ -140,6 +152,16 @@ def _key_weight_rows(report: dict[str, Any]) -> list[list[str]]:
                     _fixed(found["self_share"]),
                 ]
             )
+    return rows
+
+
+def _chance_rows(report: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for label, entry in _labelled(report):
+        figures = report["null"]["estimators"].get(entry["name"])
+        if figures:
+            shown = [*figures["shuffle_share"].values(), figures["reliability"], figures["self_share"]]
+            rows += [[label, *(_fixed(found["value"]) for found in shown)], ["", *map(interval, shown)]]
     return rows
 
 

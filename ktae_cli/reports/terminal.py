@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ktae_cli.reports.view import DrawnPiece, GroupView, KeyToken, RolloutView
 from ktae_cli.scale import DARK_TEXT, FADED_TEXT, NEUTRAL, STEPS, color, color_at, foreground, step_color
-from ktae_cli.tokens import visible
+from ktae_cli.token_text import visible
 
 PAPER = Style(color=DARK_TEXT, bgcolor=NEUTRAL)
 FADED = Style(color=FADED_TEXT, bgcolor=NEUTRAL, italic=True)
@@ -71,6 +71,8 @@ def _header(view: GroupView, colored: bool) -> Iterator[tuple[str, Text]]:
     if view.prompt:
         yield "prompt", Text(visible(view.prompt))
     yield "values", Text(f"{visible(view.column)}{of}: {_meaning(view.column)}")
+    if view.chance:
+        yield "chance", Text(visible(view.chance))
     yield "scale", _legend(view, colored)
     yield "decoder", Text(visible(view.decoder))
 

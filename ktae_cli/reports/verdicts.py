@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ktae_cli.tokens import visible
+from ktae_cli.token_text import visible
 
 SHOWN_ROWS = 20
 LONGEST_TEXT = 60

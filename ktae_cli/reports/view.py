@@ -22,8 +22,9 @@ from ktae_cli.readers.scored import (
     token_rows,
     unknown_id,
 )
+from ktae_cli.reports.chance import chance_of
 from ktae_cli.scale import limit_of
-from ktae_cli.tokens import Decoder, Piece, visible_token
+from ktae_cli.token_text import Decoder, Piece, visible_token
 
 KEY_TOKENS = 12
 TOKENS_SHOWN = 160
@@ -110,6 +111,7 @@ class GroupView:
     smallest_p: float | None = None
     p_is_point: bool = False
     leaves_out_itself: bool = False
+    chance: str = ""
     other_groups: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -176,6 +178,7 @@ def view_group(scored: ScoredFile, choice: Choice, decoder: Decoder, decoder_not
         smallest_p=smallest_p(tokens[0].n_correct, tokens[0].n_incorrect, point) if tokens else None,
         p_is_point=point,
         leaves_out_itself=bool(parameters.get("loo")),
+        chance=chance_of(scored.metadata, scored.spec_of(choice.column) or key_spec),
         other_groups=_other_groups(index, group) if choice.group is None and choice.rollout is None else [],
         notices=notices,
     )

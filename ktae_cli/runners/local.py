@@ -5,7 +5,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -47,6 +47,8 @@ class Job:
     eos_ids: tuple[int, ...] = ()
     want_tokens: bool = True
     progress: Callable[[int], None] = lambda rows: None
+    pooled: dict[str, Pool] = field(default_factory=dict)
+    """Statistics that are not gathered from this input: evidence of other labels, held fixed."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,24 @@ class Totals:
 
     def __init__(self):
         self.counts: dict[str, int] = {}
+        self.spec_counts: dict[Spec, dict[str, int]] = {}
+        self.pooled: dict[str, Pool] = {}
         self.first_error = ""
 
     def add(self, counts: dict[str, int]) -> None:
         """Add the counts of one part."""
-        for name, value in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + value
+        _add(self.counts, counts)
+
+    def add_result(self, result: ScoredRows) -> None:
+        """Add the counts of scored rows."""
+        self.add(result.counts)
+        for spec, counts in result.spec_counts.items():
+            _add(self.spec_counts.setdefault(spec, {}), counts)
+
+
+def _add(sums: dict[str, int], counts: dict[str, int]) -> None:
+    for name, value in counts.items():
+        sums[name] = sums.get(name, 0) + value
 
 
 def run(job: Job, on_rows: Callable, on_tokens: Callable) -> Totals:
@@ -97,12 +111,13 @@ def _one_pass(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Callabl
     pending: deque[pa.RecordBatch] = deque()
     held = 0
     chunker = _chunker(job)
-    score = _scorer(job, _pool(job, pool, workers, lambda: _chunks_of_input(job)))
+    totals.pooled = _pool(job, pool, workers, lambda: _chunks_of_input(job))
+    score = _scorer(job, totals.pooled)
 
     def collect(keep: int) -> None:
         while len(waiting) > keep:
             result = waiting.popleft().result()
-            totals.add(result.counts)
+            totals.add_result(result)
             on_tokens(result.tokens)
             ready.add(ResultRows(result.lengths, result.scored, result.columns))
         nonlocal held
@@ -135,9 +150,10 @@ def _through_spill(job: Job, pool: ThreadPoolExecutor, workers: int, on_rows: Ca
         spill.close()
         release_freed_memory()
         store = ResultStore(directory, np.concatenate(lengths), column_plan(job.specs))
-        score = _scorer(job, _pool(job, pool, workers, lambda: (c for c, _ in _chunks_of_spill(job, spill, True))))
+        totals.pooled = _pool(job, pool, workers, lambda: (c for c, _ in _chunks_of_spill(job, spill, True)))
+        score = _scorer(job, totals.pooled)
         for result, row_numbers in _score_buckets(job, pool, workers, spill, score):
-            totals.add(result.counts)
+            totals.add_result(result)
             on_tokens(result.tokens)
             store.put(row_numbers, result)
         release_freed_memory()
@@ -187,7 +203,7 @@ def _pool(
 ) -> dict[str, Pool]:
     """Gather the statistics of the whole input that the estimators need, in as many passes as they take."""
     requests = pool_requests(job.specs)
-    known: dict[str, Pool] = {}
+    known = {key: job.pooled[key] for key in requests if key in job.pooled}
 
     def is_open(key: str) -> bool:
         return key not in known or not known[key].complete
