@@ -36,8 +36,9 @@ def test_a_law_tilted_by_the_log_of_three():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.floats(-4, 4))
-def test_tilted_laws_are_fishers_noncentral_ones(seed, log_odds):
+@given(st.integers(0, 10**6), st.integers(-40, 40))
+def test_tilted_laws_are_fishers_noncentral_ones(seed, tenths):
+    log_odds = tenths / 10  # scipy aborts the process where the odds differ from 1 by rounding alone
     cells, _ = draw_cells(seed, 3)
     laws, starts = laws_of(cells)
     found = tilt(laws, starts, np.full(3, log_odds))
