@@ -179,6 +179,7 @@ def _parts(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict_of(value: Any) -> bool | None:
+    """Return whether an `acc` says right: true, or a number above 0; None where it says nothing."""
     value = _plain(value)
     if not isinstance(value, int | float) or math.isnan(value):
         return None

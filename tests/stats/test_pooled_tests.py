@@ -28,11 +28,8 @@ def fit_of(strata, right, length):
     return fit_length(right, length_basis(length, np.zeros(len(length)), strata), strata)
 
 
-def test_of(held, right, strata, fit):
+def pool(held, right, strata, fit):
     return pooled_tests(cells_of(*np.nonzero(held), right, strata), fit, strata, len(held))
-
-
-test_of.__test__ = False
 
 
 @settings(max_examples=30, deadline=None)
@@ -43,7 +40,7 @@ def test_exact_p_is_that_of_all_labellings_under_the_fitted_law(case, seed):
     right, length = draw_right(strata, random), random.integers(10, 60, strata.sizes.sum())
     held = random.random((3, len(right))) < 0.4
     for fit in (exchangeable(strata), fit_of(strata, right, length)):
-        tests = test_of(held, right, strata, fit)
+        tests = pool(held, right, strata, fit)
         for unit, x in enumerate(held):
             varies = np.repeat(_varies(x, strata), strata.sizes)
             law = law_of_count(fit.basis @ fit.slopes + 0 * right, x & varies, strata)
@@ -66,7 +63,7 @@ def test_one_group_is_fishers_exact_test(n, data):
     if not 0 < right.sum() < n:
         return
     strata = Strata(np.array([n]), np.array([int(right.sum())]))
-    tests = test_of(held[None], right, strata, exchangeable(strata))
+    tests = pool(held[None], right, strata, exchangeable(strata))
     table = [[np.sum(right[held] == value), np.sum(right[~held] == value)] for value in (1, 0)]
     assert tests.p[0] == pytest.approx(stats.fisher_exact(table).pvalue, rel=1e-8)
 
@@ -76,7 +73,7 @@ def test_squared_z_is_the_cochran_mantel_haenszel_chi_square(monkeypatch):
 
     monkeypatch.setattr(module, "EXACT_BELOW", 0.0)
     strata, right, _, held = draw_case(0)
-    tests = test_of(held, right, strata, exchangeable(strata))
+    tests = pool(held, right, strata, exchangeable(strata))
     for unit, x in enumerate(held):
         tables = []
         for y, inside in zip(split(right, strata), split(x, strata), strict=True):
@@ -92,7 +89,7 @@ def test_squared_z_is_the_cochran_mantel_haenszel_chi_square(monkeypatch):
 def test_variance_is_less_by_what_the_length_model_explains():
     strata, right, length, held = draw_case(1)
     fit = fit_of(strata, right, length)
-    tests = test_of(held, right, strata, fit)
+    tests = pool(held, right, strata, fit)
     log_odds = split(fit.basis @ fit.slopes, strata)
     covariance = np.zeros((len(right), len(right)))
     for g, start in enumerate(strata.starts):
@@ -111,7 +108,7 @@ def test_variance_of_the_count_is_that_of_refitted_labels():
     strata = Strata(strata.sizes, np.full(40, 3))
     right = draw_right(strata, np.random.default_rng(1))
     fit = fit_of(strata, right, length)
-    tests = test_of(held, right, strata, fit)
+    tests = pool(held, right, strata, fit)
     drawn = draw_verdicts(fit.p, strata, 120, np.random.default_rng(0))
     surplus = np.stack([held @ (y - fit_of(strata, y, length).pi) for y in drawn.T])
     np.testing.assert_allclose(surplus.var(0), tests.variance, rtol=0.3)
@@ -122,7 +119,7 @@ def test_what_length_decides_has_no_evidence():
     strata, right, length, _ = draw_case(3)
     held = np.stack([np.zeros(len(right), bool), np.ones(len(right), bool)])
     for fit in (exchangeable(strata), fit_of(strata, right, length)):
-        tests = test_of(held, right, strata, fit)
+        tests = pool(held, right, strata, fit)
         assert (tests.z.tolist(), tests.p.tolist(), tests.p_mid.tolist()) == ([0, 0], [1, 1], [0.5, 0.5])
 
 
@@ -132,7 +129,7 @@ def test_a_flag_of_the_length_model_has_no_evidence_beyond_it(monkeypatch):
     fit = fit_length(right, length_basis(length, flag, strata), strata)
     for exact_below in (0.0, 1e9):
         monkeypatch.setattr(module, "EXACT_BELOW", exact_below)
-        tests = test_of(flag[None], right, strata, fit)
+        tests = pool(flag[None], right, strata, fit)
         assert tests.p[0] > 0.9 and abs(tests.count[0] - tests.expected[0]) < 0.05
 
 
@@ -153,7 +150,7 @@ def test_order_of_groups_and_rollouts_does_not_matter():
         (exchangeable(strata), exchangeable(moved)),
         (fit_of(strata, right, length), fit_of(moved, right[order], length[order])),
     ):
-        ours, theirs = test_of(held, right, strata, fit), test_of(held[:, order], right[order], moved, again)
+        ours, theirs = pool(held, right, strata, fit), pool(held[:, order], right[order], moved, again)
         assert ours.exact.any() and not ours.exact.all()
         for name in ("count", "expected", "variance", "z", "p", "p_mid"):
             np.testing.assert_allclose(getattr(theirs, name), getattr(ours, name), rtol=1e-6, atol=1e-9)
@@ -163,7 +160,7 @@ def test_smallest_p_of_draws_is_that_of_each_draw_tested(monkeypatch):
     strata, right, length, held = draw_case(6)
     family = np.arange(len(held)) % 3 > 0
     for fit in (exchangeable(strata), fit_of(strata, right, length)):
-        tests = test_of(held, right, strata, fit)
+        tests = pool(held, right, strata, fit)
         monkeypatch.setattr(module, "DRAWS_AT_ONCE", 7)
         found = smallest_p(tests, strata, family, 17, np.random.default_rng(0))
         random = np.random.default_rng(0)
@@ -174,21 +171,21 @@ def test_smallest_p_of_draws_is_that_of_each_draw_tested(monkeypatch):
             if len(fit.slopes):
                 surplus = surplus - tests.slopes @ (fit.basis.T @ (labels - fit.pi))
             z = surplus / np.sqrt(tests.variance)
-            expected = np.where(tests.exact, test_of(held, labels, strata, fit).p, 2 * stats.norm.sf(abs(z)))
+            expected = np.where(tests.exact, pool(held, labels, strata, fit).p, 2 * stats.norm.sf(abs(z)))
             assert smallest == pytest.approx(expected[family].min(), rel=1e-6)
 
 
 def test_p_of_the_observed_labels_is_their_p():
     strata, right, length, held = draw_case(7)
     fit = fit_of(strata, right, length)
-    tests = test_of(held, right, strata, fit)
+    tests = pool(held, right, strata, fit)
     again = tests.p_of(tests.count[:, None].astype(float), fit.basis.T @ (right - fit.pi)[:, None])
     np.testing.assert_allclose(again[:, 0], tests.p, rtol=0.02)
 
 
 def test_smallest_p_of_an_empty_family_is_one():
     strata, right, _, held = draw_case(8)
-    tests = test_of(held, right, strata, exchangeable(strata))
+    tests = pool(held, right, strata, exchangeable(strata))
     assert smallest_p(tests, strata, np.zeros(len(held), bool), 3, np.random.default_rng(0)).tolist() == [1, 1, 1]
 
 
